@@ -70,7 +70,7 @@ class FrozenBaseAdapter(PolicyAdapter):
         super().__init__(base.requires_grad_(False).eval())
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the frozen base makes of observations, without gradient; an encoding as it is."""
+        """Returns the frozen base's encoding of observations, without gradient; an encoding as it is."""
         if "features" in obs:
             return Encoded(obs)
         with torch.no_grad():

@@ -31,6 +31,7 @@ from robot_rl.core.files import (
     write_synced,
 )
 from robot_rl.core.refusal import refusal, refusals, refusing
+from robot_rl.core.renamed import use_present_names
 from robot_rl.policies.saved import HEAD, NEEDS, WEIGHTS, read_head
 from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
 
@@ -110,8 +111,9 @@ def load_policy(folder: Path | str, *, expect: PolicyMeta | None = None) -> tupl
     if expect is not None:
         check_meta(folder, meta, expect)
     policy = build(head.get("policy"), at=str(folder))
-    _check_tensors(folder, _state(policy), weights)
     module = cast("nn.Module", policy)
+    use_present_names(module, weights)
+    _check_tensors(folder, _state(policy), weights)
     module.load_state_dict(weights)
     module.eval()
     return policy, meta

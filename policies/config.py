@@ -78,7 +78,7 @@ class PictureSettings:
     """What a policy sees, and with which network."""
 
     cameras: tuple[str, ...] = ()
-    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
+    """Cameras the policy sees in addition to the state; reads `<camera>.rgb`."""
     image_encoder: str = "plain"
     """`plain`: convolutions, spatial soft-argmax, a linear layer; `keypoints`: the positions and strengths of
     keypoints on opponent colours, which finds small coloured things."""
@@ -120,7 +120,7 @@ class ChunkPolicyConfig(PictureSettings, ProcessConfig, PolicyConfig):
     """T, the noise levels of diffusion, at least `steps`."""
     prediction: str = "noise"
     """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. Where x is almost only
-    noise, the predicted noise does not determine the chunk: a small network errs by its whole range."""
+    noise, the predicted noise does not determine the chunk: a small network is wrong by its whole range."""
     bins: int = 256
     """V, the intervals of an action element that `token` chooses among."""
 

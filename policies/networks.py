@@ -191,9 +191,9 @@ class ImageEncoder(nn.Module):
 class KeypointEncoder(nn.Module):
     """Encodes one camera as keypoints: where each channel is active, and how clearly.
 
-    Two opponent colours (red - green, yellow - blue) stand beside red, green and blue, and each map is
+    Its channels are red, green, blue and two opponent colours (red - green, yellow - blue). Each map is
     standardised over its picture before the soft-argmax, whose temperature is learned. Both make a small
-    coloured thing as loud as a large grey one.
+    coloured thing as visible as a large grey one.
     """
 
     def __init__(self, *, channels: tuple[int, int] = (12, 24), keypoints: int = 32) -> None:

@@ -62,7 +62,7 @@ class TimeGrid:
 
 @dataclass(frozen=True)
 class Corrupted:
-    """Training input: noisy actions, their times, and what the network shall predict."""
+    """Training input: noisy actions, their times, and what the network has to predict."""
 
     x: Tensor
     """(B, H, A)"""

@@ -30,7 +30,7 @@ EMBEDDING = 32
 
 
 class TokenPolicy(EncodedPolicy):
-    """Classifies every element of a chunk; acts by the likeliest bins, explores by drawing them."""
+    """Classifies every element of a chunk; acts by the most likely bins, explores by drawing them."""
 
     kind: ClassVar[str] = "token"
     config_class: ClassVar[type[Any]] = ChunkPolicyConfig
@@ -82,7 +82,7 @@ class TokenPolicy(EncodedPolicy):
         record: bool = False,
         generator: Generator | None = None,
     ) -> ChunkSample:
-        """Returns a chunk (B, H, A) of the middles of bins: drawn in mode `explore`, otherwise the likeliest.
+        """Returns a chunk (B, H, A) of bin middles: drawn in mode `explore`, otherwise the most likely.
 
         There is no initial noise: `z` changes nothing.
         """

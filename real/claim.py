@@ -32,7 +32,7 @@ _FOLDER = Path("/var/tmp")
 """On Linux and macOS all users write to it, nobody deletes another's file, and it outlives a restart."""
 _PAGE_BYTES = 4096
 _SLOTS = (1, 2)
-"""Pages of the file that hold the newest token and the one before: a torn write spoils one of them."""
+"""Pages of the file that hold the newest token and the one before: a torn write damages one of them."""
 _RECORD_BYTES = 128
 _PSEUDO_TERMINALS = "/dev/pts/"
 """A simulated arm has the other end of such a port open."""

@@ -66,7 +66,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """The supervisor is alive, in cycles without a Command: an arm that follows plans is watched too."""
+    """Says that the supervisor is alive, in cycles without a Command, for an arm that follows plans too."""
 
     stamp_ns: int
 
@@ -84,7 +84,7 @@ class Control:
     """The sender: a person's name for `clear`."""
     seed: int = 0
     token: int = 0
-    """As in `Plan`; 0 of a watcher, who may stop an arm but not move it."""
+    """As in `Plan`; 0 for a watcher, who may stop an arm but not move it."""
 
 
 @dataclass(frozen=True, kw_only=True)

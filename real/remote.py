@@ -159,7 +159,7 @@ class Door:
         self.port: int = self._socket.getsockname()[1]
         self.address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    def knock(self, timeout_s: float) -> socket.socket | None:
+    def next_connection(self, timeout_s: float) -> socket.socket | None:
         """Waits for a client, which is not checked yet."""
         self._socket.settimeout(timeout_s)
         try:

@@ -100,7 +100,7 @@ class Ros2Config:
 
     @property
     def coasts_s(self) -> float | None:
-        """How long the arm goes on at its last speed after commands cease; None of targets at rest."""
+        """How long the arm goes on at its last speed after commands stop; None of targets at rest."""
         match self.command:
             case "velocity":
                 return self.command_timeout_s

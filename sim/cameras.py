@@ -209,7 +209,7 @@ def _draw_part(renderer: Renderer, ids: Array, camera: str, depth: bool) -> Arra
     try:
         return renderer.render_batch(ids, camera, depth=depth)
     finally:
-        renderer.release()  # whoever frees the renderer does so in another thread
+        renderer.release()  # the one that frees the renderer is another thread
 
 
 def _drawing_model(model: mujoco.MjModel, cameras: Sequence[Camera]) -> mujoco.MjModel:

@@ -18,7 +18,7 @@ MANY_SIMS = 2000
 _BYTES_PER_SIM = 2**18
 """Memory of one simulation and of what a learner keeps of it; 190 kB were measured for pick_cube alone."""
 _OTHER_MAPS = 8000
-"""Memory maps of a process besides one of each simulation; Linux allows 65530 in all."""
+"""Memory maps of a process, in addition to one of each simulation; Linux allows 65530 in all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ class Expert:
     """Acts in all envs at once from their present state.
 
     The target is displaced by `bias_m` along world x, and by a Gaussian of standard deviation
-    `noise_m` in x and y that is drawn anew for every episode.
+    `noise_m` in x and y that is drawn again for every episode.
     """
 
     def __init__(

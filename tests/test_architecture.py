@@ -239,6 +239,44 @@ def test_everything_is_ascii() -> None:
     assert [relative(path) for path in files if not path.read_bytes().isascii()] == []
 
 
+LITERARY = (
+    "anew|beside|besides|cease|clumsily|ears|eyes|hasty|heed|hurried|lately|likeliest|mend|mended|mends|"
+    "nameless|obey|overrate|punctual|said|seldom|senseless|spoiled|taught|told|unheard|vanish|whoever|whom"
+)
+"""Words that were replaced by plain ones; they may not come back, in names either."""
+OLD_KEYS = "earlier_names: ClassVar"
+"""Begins lines with names of tensors in files that were saved before."""
+
+
+def literary(text: str) -> list[str]:
+    """Returns the literary words of a text, with the lines that they are in."""
+    words = re.compile(rf"(?<![A-Za-z])({LITERARY})(?![A-Za-z])")
+    found = [(match[1], line.strip()) for line in text.splitlines() for match in words.finditer(line)]
+    return [f"{word}: {line}" for word, line in found if not line.startswith(OLD_KEYS)]
+
+
+def test_words_are_plain() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    texts = [path for path in pages if relative(path) != "docs/results.md"]
+    files = [*sources(), *(ROOT / "configs").rglob("*.yaml"), *texts]
+    found = {relative(path): literary(read(path)) for path in files}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a file beside it\n", ["beside: a file beside it"]),
+        ("    def _anew(self): ...", ["anew: def _anew(self): ..."]),
+        ("self.eyes = nn.ModuleDict()", ["eyes: self.eyes = nn.ModuleDict()"]),
+        ('earlier_names: ClassVar = {"eyes": "image_encoders"}', []),
+        ("it clears and appears; untold, amended", []),
+    ],
+)
+def test_every_literary_word_is_seen(text: str, words: list[str]) -> None:
+    assert literary(text) == words
+
+
 def test_no_file_names_a_package_registry() -> None:
     """An installer finds its index by its own configuration; a name in the tree would break mirrors."""
     hosts = ["".join(parts) for parts in (("py", "pi.org"), ("python", "hosted.org"), ("anaconda", ".org"))]

@@ -281,12 +281,12 @@ def _not_lerobot(record: logging.LogRecord) -> bool:
 
 def _present_names(model: nn.Module, saved: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors under LeRobot's present names: pi0 checkpoints exist under OpenPI's, too."""
-    mend = getattr(model, "_fix_pytorch_state_dict_keys", None)
-    if mend is None:
+    rename = getattr(model, "_fix_pytorch_state_dict_keys", None)
+    if rename is None:
         return saved
     with quiet():
-        mended: dict[str, Tensor] = mend(saved, getattr(model, "config", None))
-    return {name if name.startswith("model.") else f"model.{name}": tensor for name, tensor in mended.items()}
+        named: dict[str, Tensor] = rename(saved, getattr(model, "config", None))
+    return {name if name.startswith("model.") else f"model.{name}": tensor for name, tensor in named.items()}
 
 
 def module_of(config: Any, part: str) -> ModuleType:

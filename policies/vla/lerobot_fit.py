@@ -153,11 +153,11 @@ def check_sizes(kind: str, table: Mapping[str, Any], facts: DatasetFacts, *, at:
         have, allowed = len(names), feature["shape"][0] if feature else 0
         fits = have <= table.get(limit, _PADDED) if kind in _PADS else have == allowed
         if not fits:
-            anew = f", or a new policy, which takes any size: policy={kind}" if kind in _PADS else ""
+            other = f", or a new policy, which takes any size: policy={kind}" if kind in _PADS else ""
             want = f"at most {table.get(limit, _PADDED)}" if kind in _PADS else str(allowed)
             raise CheckpointError(
                 f"{at}: the dataset's {what} has {have} elements ({', '.join(names[:4])}, ...), the "
-                f"checkpoint takes {want}. Use a dataset of the robot it was trained on{anew}."
+                f"checkpoint takes {want}. Use a dataset of the robot it was trained on{other}."
             )
 
 

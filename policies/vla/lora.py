@@ -1,6 +1,6 @@
 """Low-rank adapters (Hu et al. 2021) by peft, on any linear layer of a LeRobot policy.
 
-Only adapters and the heads learn. A checkpoint that LeRobot shall load holds the merged weights:
+Only adapters and the heads learn. A checkpoint for LeRobot holds the merged weights:
 W + scale B A, exactly what the adapted layer computes.
 """
 

@@ -5,7 +5,7 @@ noise into a chunk by flow matching, as pi0 and SmolVLA do, with the conventions
 `robot_rl.policies.processes`. Actions leave in the dataset's own units. With `horizons` the expert
 is a Mixture of Horizons, which also decides how much of a chunk is executed.
 
-Besides noise, a share of the training chunks starts at zero noise and learns the L1 regression of
+In addition to noise, a share of the training chunks starts at zero noise and learns the L1 regression of
 the action (ACT's loss): mode `mean` decodes exactly that, in one step.
 B observations, H chunk length, A action dim, S state dim, W token width, G noisy chunks per row.
 """
@@ -23,6 +23,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
+from robot_rl.core.renamed import use_present_names
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.chain import Net, denoise, initial_noise, score, scored_grid
 from robot_rl.policies.chunk import ProcessConfig
@@ -58,6 +59,8 @@ class SmallVLA(Unrefined, nn.Module):
     """Flow matching over chunks of actions, given pictures, an instruction and the state."""
 
     kind: ClassVar[str] = "small_vla"
+    earlier_names: ClassVar[dict[str, str]] = {"eyes": "image_encoders", "ears": "text_encoder"}
+    """See `use_present_names`."""
 
     def __init__(
         self,
@@ -86,13 +89,13 @@ class SmallVLA(Unrefined, nn.Module):
             state_dim, action_dim, config.horizon, relative_to=indices, linear=config.linear
         )
         width = config.width
-        self.eyes = nn.ModuleDict(
+        self.image_encoders = nn.ModuleDict(
             {
                 _module_name(camera): PictureEncoder(*config.picture, channels=config.channels, outputs=width)
                 for camera in config.cameras
             }
         )
-        self.ears = InstructionEncoder(
+        self.text_encoder = InstructionEncoder(
             width=width,
             depth=config.text_depth,
             heads=config.heads,
@@ -265,13 +268,19 @@ class SmallVLA(Unrefined, nn.Module):
         state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
         return cls(config, state_dim=state_dim, action_dim=action_dim, relative_to=spec["relative_to"])
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        use_present_names(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def _encoded(
         self, obs: Mapping[str, Tensor], generator: Generator | None = None, *, augment: bool = False
     ) -> Encoded:
         """Encodes an observation; `augment` perturbs and drops parts of it, for training."""
         config = self.config
         state = self.state_in(self._state(obs, generator, augment=augment))
-        tokens = [state[:, None], self.ears(self._instructions(obs, len(state)))]
+        tokens = [state[:, None], self.text_encoder(self._instructions(obs, len(state)))]
         for camera in config.cameras:
             pictures = self._pictures(obs, camera)
             if augment and config.random_shift_px > 0:
@@ -279,7 +288,7 @@ class SmallVLA(Unrefined, nn.Module):
             pixels = to_pixels(pictures)
             if augment and config.colour_jitter > 0:
                 pixels = jitter_colour(pixels, config.colour_jitter, generator)
-            seen = self.eyes[_module_name(camera)](pixels)
+            seen = self.image_encoders[_module_name(camera)](pixels)
             tokens.append(dropped(seen, config.dropout, generator) if augment else seen)
         h = torch.cat(tokens, dim=1)
         for block in self.blocks:
@@ -330,10 +339,10 @@ class SmallVLA(Unrefined, nn.Module):
         if INSTRUCTION not in obs:
             return self.default_instruction.expand(batch, -1)
         texts = obs[INSTRUCTION]
-        if texts.dtype != torch.uint8 or texts.ndim != 2 or texts.shape[1] > self.ears.max_bytes:
+        if texts.dtype != torch.uint8 or texts.ndim != 2 or texts.shape[1] > self.text_encoder.max_bytes:
             raise DatasetError(
                 f"observation {INSTRUCTION!r}: {str(texts.dtype).removeprefix('torch.')} "
-                f"{tuple(texts.shape)}, allowed uint8 (rows, {self.ears.max_bytes} bytes or fewer). "
+                f"{tuple(texts.shape)}, allowed uint8 (rows, {self.text_encoder.max_bytes} bytes or fewer). "
                 "Encode texts with robot_rl.core.language.encode_text."
             )
         return texts

@@ -17,7 +17,7 @@ from robot_rl.real.arm.controllers import Cycle
 from robot_rl.real.arm.services import Actions, ArmServices, ManagerServices, ServoServices
 from robot_rl.real.arm.topics import Commands, States
 from robot_rl.real.ros2.node import open_node
-from robot_rl.real.supervisor.pace import Pace, be_punctual
+from robot_rl.real.supervisor.pace import Pace, raise_priority
 
 _SWITCH_S = 5e-4
 """How long a callback may keep the interpreter from the loop; ten times less than by default."""
@@ -39,7 +39,7 @@ def serve(
             stack.callback(cameras.close)
         # After the cameras' process has started. For this thread only, as in ros2_control: the thread that
         # receives commands has normal priority.
-        scheduling = be_punctual()
+        scheduling = raise_priority()
         arm = SimArm(config)
         stack.callback(arm.close)
         node = open_node(

@@ -173,7 +173,7 @@ class Host:
         for step in (
             functools.partial(self._wait, door),
             functools.partial(self._accept, door),
-            self._obey,
+            self._read_messages,
             self._finish_orders,
             self._report,
             self._keep_safe,
@@ -217,7 +217,7 @@ class Host:
         self._link, self._seen = link, None
         self.gate.restart()
 
-    def _obey(self) -> None:
+    def _read_messages(self) -> None:
         if self._link is None:
             return
         newest: Command | Plan | None = None
@@ -231,7 +231,7 @@ class Host:
                 case Command() | Plan():
                     newest = message
                 case Beat():
-                    self._hear(message)
+                    self._note_sign(message)
                 case Control():
                     newest = None  # an order overtakes the commands before it
                     self._control(message)
@@ -291,7 +291,7 @@ class Host:
             self._holding.begin(now_ns)
             logger.warning("%s: no sign of the supervisor for %.2f s, holding", self._at(), 1e-9 * silent_ns)
 
-    def _hear(self, message: Command | Plan | Beat) -> None:
+    def _note_sign(self, message: Command | Plan | Beat) -> None:
         now_ns = time.monotonic_ns()
         if self.gate.is_fresh(message, now_ns):
             self._heard_ns, self._is_silent = now_ns, False
@@ -326,7 +326,7 @@ class Host:
             self._refusing = True
             return
         self._refusing = self._is_silent = False
-        self._hear(message)
+        self._note_sign(message)
         self._holding.end()
         gripper = np.clip(message.gripper, *self._grip)
         self._num_clipped += bool((gripper != message.gripper).any())

@@ -28,7 +28,7 @@ _SOONEST_S = 0.075
 """First point of a plan that is sent, if there is a later one.
 
 A controller begins a message when it arrives, at the measured position. With a point 50 ms away and a line
-of 20 ms it loses 20 of 50 ms of its way, brakes for that, and then hurries: the simulated arm swung between
+of 20 ms it loses 20 of 50 ms of its way, brakes for that, and then speeds up: the simulated arm swung between
 a fifth of its speed and 1.2 times its limit, and ran away on a line of 30 ms. With one 100 ms away it does
 not."""
 _BRAKE_S = 0.1

@@ -208,7 +208,7 @@ class ControllerWatch:
 
 
 def check_command_timeout(node: Node, config: Ros2Config) -> None:
-    """Checks that the controller, or Servo, stops when commands cease, where it has a parameter for that.
+    """Checks that the controller, or Servo, stops when commands stop, where it has a parameter for that.
 
     Raises:
         DeviceError: the parameter says that it does not stop, or later than the station file says.

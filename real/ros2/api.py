@@ -49,7 +49,7 @@ def nanoseconds(stamp: Message) -> int:
     return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
 
 
-def unheard(topic: str, policy: str) -> str:
+def qos_warning(topic: str, policy: str) -> str:
     """Returns the warning about a publisher that ROS never matches with our subscription."""
     return (
         f"ros2: {topic}: there is a publisher of which nothing is heard: its {policy} is less than our "

@@ -19,7 +19,7 @@ from robot_rl.real.ros2.api import (
     Ros2Error,
     Service,
     nanoseconds,
-    unheard,
+    qos_warning,
 )
 from robot_rl.real.ros2.discovery import discovery
 from robot_rl.real.ros2.names import check_kind, names, topic_on_wire
@@ -119,7 +119,7 @@ class DdsSubscription:
         """Warns of a publisher that matches no subscription of this node."""
         lacks = self.wanted.lacks(found.offered)
         if lacks and all(one.wanted.lacks(found.offered) for one in self._node.subscriptions_of(self.topic)):
-            logger.warning(unheard(self.topic, lacks))
+            logger.warning(qos_warning(self.topic, lacks))
 
     def close(self) -> None:
         self._node.graph.unwatch(self.on_publisher)

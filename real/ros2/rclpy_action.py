@@ -21,7 +21,7 @@ _ASK_S = 5.0
 
 
 class SpinningNode(Protocol):
-    """The used part of `rclpy_node.RclpyNode`."""
+    """The part of `rclpy_node.RclpyNode` that is used here."""
 
     ros: Any
     messages: RosMessages

@@ -21,7 +21,7 @@ from robot_rl.real.ros2.api import (
     QoS,
     Ros2Error,
     Service,
-    unheard,
+    qos_warning,
 )
 from robot_rl.real.ros2.rclpy_action import RclpyActionClient, RclpyActionServer
 from robot_rl.real.ros2.rclpy_guards import guarded, rclpy_module, translated
@@ -266,7 +266,7 @@ class RclpyNode:
         def warn(event: Any) -> None:
             if all(qos.reliable or qos.transient_local for qos in self._wanted[topic]):
                 name = rclpy_module("qos").qos_policy_name_from_kind(event.last_policy_kind)
-                logger.warning(unheard(topic, str(name).lower()))
+                logger.warning(qos_warning(topic, str(name).lower()))
 
         try:
             module = rclpy_module("event_handler")

@@ -28,7 +28,7 @@ from robot_rl.real.ros2.types import SampleError, Types
 logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<Qq")  # the client's writer, as it calls it; the number of the request
-_QOS = QoS(depth=100)  # a burst of calls is not thinned out
+_QOS = QoS(depth=100)  # no call of a burst is dropped
 _CLIENT, _SERVER = "clientid", "serviceid"
 _POLL_S = 0.005
 _LOOK_S = 0.2
@@ -262,7 +262,7 @@ class DdsClient:
                 )
         if call.error is not None:
             raise Ros2Error(
-                f"ros2: service {self._name} (on {vendor}) answered what is not ours to read: {call.error} "
+                f"ros2: service {self._name} (on {vendor}) sent an answer that cannot be read: {call.error} "
                 "Is its package of another ROS distribution? Set ROS_DISTRO to that of the server."
             ) from call.error
         return call.response
@@ -294,7 +294,7 @@ class DdsClient:
         if handle not in self._bare_servers:
             owner = self._reader.participant_of(handle)
             if owner is None:
-                return self._bare is not None  # gone already: the style of the call in flight
+                return self._bare is not None  # gone already: as the call in flight is sent
             self._bare_servers[handle] = owner[:2] != dds.CYCLONE
         return self._bare_servers[handle]
 

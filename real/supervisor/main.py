@@ -21,7 +21,7 @@ from robot_rl.real.link import Link, LinkError, Listener, connect
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.supervisor.clients import Clients
 from robot_rl.real.supervisor.log import Log
-from robot_rl.real.supervisor.pace import Pace, be_punctual
+from robot_rl.real.supervisor.pace import Pace, raise_priority
 from robot_rl.real.supervisor.supervisor import Supervisor
 from robot_rl.real.writer import Writer, process_log
 
@@ -73,7 +73,7 @@ class Process:
 
     def run(self) -> None:
         """Runs the cycles until the end."""
-        self._scheduling = be_punctual()
+        self._scheduling = raise_priority()
         pace = Pace(self._station.supervisor.command_hz)
         logger.info("supervisor of %s: %g Hz, %s", self._station.name, pace.rate_hz, self._scheduling)
         try:

@@ -84,7 +84,7 @@ class _Histogram:
         return {**found, "max": 1e-3 * self._max_ns}
 
 
-def be_punctual() -> str:
+def raise_priority() -> str:
     """Asks for priority and short timers, and ends garbage collection; returns what it got."""
     gc.collect()
     gc.freeze()

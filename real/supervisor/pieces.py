@@ -146,7 +146,7 @@ class Pieces:
         return replace(plan, start_ns=now_ns, period_ns=POINT_NS, targets_rad=rows, gripper=grippers)
 
     def _braked(self, wanted_rad_s: Array, rate: float) -> Array:
-        """Returns speeds (n,) from which the acceleration limit suffices to stop at the target.
+        """Returns speeds (n,) from which the arm can stop within the acceleration limit at the target.
 
         To close a distance at `rate` takes a deceleration of rate x speed: over the limit for speeds above
         a / rate. There the speed is that of a constant deceleration, which continues it smoothly.

@@ -100,7 +100,7 @@ class Supervisor:
         now_ns = self._now_ns()
         self._receive_from_driver(now_ns)
         for client, message in self._clients.receive():
-            self._obey(client, message, now_ns)
+            self._handle(client, message, now_ns)
         self._watch(now_ns)
         self._move(now_ns)
         self._report(now_ns)
@@ -171,7 +171,7 @@ class Supervisor:
             self.phase = "paused"
             self._rebase(self._state)
 
-    def _obey(self, client: Client, message: Message, now_ns: int) -> None:
+    def _handle(self, client: Client, message: Message, now_ns: int) -> None:
         match message:
             case Plan():
                 self._take_plan(client, message, now_ns)

@@ -120,7 +120,7 @@ class Keyboard:
                     self._give_back()
                     return
                 if key == "x":
-                    raise DeviceError(f"keyboard: the person said stop when asked: {question}")
+                    raise DeviceError(f"keyboard: the person stopped at the question: {question}")
 
     def close(self) -> None:
         """Resets the terminal to its old mode."""

@@ -21,6 +21,7 @@ from robot_rl.algos.config.cloning import BCConfig
 from robot_rl.algos.learner import Learner, PolicyModule
 from robot_rl.algos.optim import Optimiser, cosine_lr, follow, matmul_precision
 from robot_rl.core.policy import DemoBatch
+from robot_rl.core.renamed import use_present_names
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -106,6 +107,11 @@ class BehaviourCloning(Learner):
         """Returns the averaged weights, and the policy's buffers as they are."""
         return {**self._policy.state_dict(), **self._average}
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        average = dict(state["average"])
+        use_present_names(self._policy, average)
+        super().load_state_dict({**state, "average": average})
+
     def _parts(self) -> Mapping[str, Any]:
         return {
             "policy": self._policy,
@@ -117,7 +123,7 @@ class BehaviourCloning(Learner):
 
 
 class LossScaler:
-    """Scales a float16 loss so that small gradients do not vanish (Micikevicius et al. 2018).
+    """Scales a float16 loss so that small gradients do not become zero (Micikevicius et al. 2018).
 
     A gradient that overflows halves the scale and its update is left out; a run of good ones doubles it.
     """

@@ -7,9 +7,9 @@ The caller chooses J. Two are in use:
 - `CriticScore`: the mean Q of the candidate's own actions in fixed states of the data, with fixed noise,
   by critics that do not learn meanwhile. It takes no control steps, but it is no estimate of the return: it
   does not know the states that the candidate will reach, and it accepts a candidate whose actions the
-  critics overrate. On pick_cube, without a
-  gate, it rose from 0.39 after 100 updates to 0.54 after 800, where success was 0 (base 42 %). RL-100
-  also rolls the candidate through a learned model of the dynamics first; here there is none.
+  critics overestimate. On pick_cube, without a gate, it rose from 0.39 after 100 updates to 0.54 after 800,
+  where success was 0 (base 42 %). RL-100 also rolls the candidate through a learned model of the dynamics
+  first; here there is none.
 - episodes in the simulator, see `train.improve.rl100`: an unbiased estimate that costs control steps.
 
 With margin 0.05 a true improvement of less than a twentieth is reverted too.
@@ -47,9 +47,9 @@ class Gate:
         self._accepted, self._judged = 0, 0
 
     def judge(self, candidate: float, incumbent: float) -> bool:
-        """Returns whether the candidate's score is enough; one that is no number never is.
+        """Returns whether the candidate's score is enough; NaN never is.
 
-        Of an incumbent's score below 0 the size counts: -1 has to become -0.95 with margin 0.05.
+        The margin is a share of the incumbent's absolute score: with 0.05, -1 has to become -0.95.
         """
         return self._margin is None or candidate >= incumbent + self._margin * abs(incumbent)
 
@@ -79,7 +79,7 @@ class Gate:
             part.load_state_dict((self._kept if state is None else state)[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best so far and its score; the parts as they are belong to their owners."""
+        """Returns the best so far and its score; their owners save the parts as they are."""
         found = {"best": self._best, "accepted": self._accepted, "judged": self._judged}
         return {**found, "kept": copy.deepcopy(self._kept)}
 
@@ -95,13 +95,13 @@ class CriticScore:
     def __init__(
         self, policy: Policy, critics: ChunkCritics, obs: dict[str, Tensor], features: Tensor, z: Tensor
     ) -> None:
-        """Keeps the question, so that all candidates answer the same one.
+        """Keeps states and noise, so that all candidates are scored in the same ones.
 
         Args:
             policy: as it is when it is scored.
-            critics: as well.
+            critics: as they are when it is scored.
             obs: R states.
-            features: theirs, (R, F), which the critics read.
+            features: of these states, (R, F), which the critics read.
             z: noise of the chunks, (R, H, A).
         """
         self._policy, self._critics = policy, critics

@@ -4,7 +4,7 @@ Wagenmaker et al. 2025, "Steering your diffusion policy with latent space reinfo
 
 `sac`: soft actor-critic whose action is the noise w. `na`, noise-aliased: critics Q_A of executed
 chunks learn by TD, from demonstrations too, whose noise is unknown, and critics Q_W of the noise
-are taught Q_A(s, decode(s, w)) at w ~ N(0, I). In both, the actor maximises Q_W + temperature * entropy.
+learn Q_A(s, decode(s, w)) at w ~ N(0, I). In both, the actor maximises Q_W + temperature * entropy.
 
 Deviations: networks of 256 units and not 2048, fewer updates per step, discount per control step
 (gamma^m for a chunk that executed m), and one draw of w per row and update for Q_W, not ten.
@@ -112,8 +112,8 @@ class LatentSAC(Learner):
         else:
             error = self._learn_chunks(self._of_chunks, batch, features, target)
             # The critics of noise learn what those of chunks say of the decoded chunk.
-            taught = self._of_chunks.q(features, chunk).amin(dim=0)
-            self._learn("of_noise", self._of_noise, features, noise, taught)
+            targets = self._of_chunks.q(features, chunk).amin(dim=0)
+            self._learn("of_noise", self._of_noise, features, noise, targets)
         self._updates += 1
         metrics: dict[str, Tensor] = {}
         if self._updates > self._cfg.actor_warmup:

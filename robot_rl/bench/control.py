@@ -146,7 +146,7 @@ class Measured:
         """Returns the flight rows whose commands were received from the graph, and the times."""
         when = {targets: stamp_ns for stamp_ns, targets in self.heard}
         sent = [row.tobytes() for row in self.flight["sent_rad"]]
-        # Targets at rest are equal: their commands cannot be told apart.
+        # Targets at rest are equal: their commands look the same.
         times = Counter(sent)
         rows = [row for row, targets in enumerate(sent) if targets in when and times[targets] == 1]
         return np.array(rows, int), np.array([when[sent[row]] for row in rows], float)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.real.supervisor.pace import Pace, be_punctual
+from robot_rl.real.supervisor.pace import Pace, raise_priority
 
 
 @contextlib.contextmanager
@@ -36,13 +36,13 @@ def metronome(rate_hz: float, path: Path) -> Generator[None]:
 
 
 def alone(missed_ns: NDArray[Any], wakes_ns: NDArray[Any], period_ns: float) -> int:
-    """Returns how many of the late intervals (M, 2) had a punctual metronome.
+    """Returns how many of the late intervals (M, 2) had a metronome that kept time.
 
-    It is punctual if no two of its wake-ups in the interval are more than a period and a half apart.
+    It keeps time if no two of its wake-ups in the interval are more than a period and a half apart.
     """
     late = np.flatnonzero(np.diff(wakes_ns) > 1.5 * period_ns)
-    asleep_ns = list(zip(wakes_ns[late], wakes_ns[late + 1], strict=True))
-    return sum(not any(b < end and begin < e for b, e in asleep_ns) for begin, end in missed_ns)
+    waits_ns = list(zip(wakes_ns[late], wakes_ns[late + 1], strict=True))
+    return sum(not any(b < end and begin < e for b, e in waits_ns) for begin, end in missed_ns)
 
 
 def main(rate_hz: float, path: Path) -> None:
@@ -55,7 +55,7 @@ def main(rate_hz: float, path: Path) -> None:
 
     signal.signal(signal.SIGTERM, end)
     wakes_ns = array.array("q")
-    be_punctual()
+    raise_priority()
     pace = Pace(rate_hz)
     while not is_over:
         pace.wait()

@@ -163,13 +163,13 @@ def run(
     plans = [Plan(**same, horizon=h, seed=seed) for seed in seeds for h in horizons]
     trials = [Trial(plan, play, Path(out).resolve() / plan.name) for plan in plans]
     rows = learned(trials, minutes)
-    beside = [row for seed in seeds for row in trivial(task, seed, episodes, Path(out))]
+    baselines = [row for seed in seeds for row in trivial(task, seed, episodes, Path(out))]
     data = load_episodes(play)
     return {
         "title": f"{task}, {actor}: chunks of h actions, success of {episodes} episodes",
         "rows": rows,
         "means": means([row for row in rows if row["done"]]),
-        "trivial": over_seeds(beside, ("policy",), "success"),
+        "trivial": over_seeds(baselines, ("policy",), "success"),
         "notes": [
             "means: of finished runs; ci: Student's 95 % interval of the mean over seeds",
             "trivial: zero actions, random actions, and the oracle of the play data, on the same episodes",

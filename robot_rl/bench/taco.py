@@ -1,6 +1,6 @@
 """Compares the best of N chunks by a pseudo-count (TACO) with the policy alone.
 
-The expert aims beside its target, with another error in each episode, so some demonstrations fail. The policy
+The expert aims next to its target, with another error in each episode: some demonstrations fail. The policy
 is cloned from all of them. The pseudo-count is of the observations and executed actions of the successful
 ones.
 """

@@ -36,7 +36,7 @@ Runs the task's scripted expert, or a policy, and writes its episodes as a LeRob
 `robot-rl train demos.path=<folder>` and `robot-rl finetune dataset=<folder>` learn from it. The seeds of
 the episodes differ from those of all evaluations.
 
-The expert aims bias_m beside the target, with a deviation of noise_m that varies between episodes. So the
+The expert aims bias_m away from the target, with a deviation of noise_m that varies between episodes. So the
 demonstrations can be as good or as bad as you like. All episodes are kept, failures too, unless keep.*
 says otherwise.
 
@@ -54,7 +54,7 @@ Which episodes are kept (until there are `episodes` of them, or `attempts` were 
 Each refused episode is counted for the first setting that refused it. The command prints the 10, 50 and
 90 % quantiles of steps and roughness of all episodes: a small collection is enough to choose limits.
 
-After every num_envs episodes they are saved in .collecting-<name> beside out; the dataset appears when it
+After every num_envs episodes they are saved in .collecting-<name> next to out; the dataset appears when it
 is complete. After a kill, a full disk or Ctrl-C the same command continues and ends with the same
 dataset. episodes, attempts, keep.fastest and keep.smoothest may change then. To give up a collection,
 remove that folder; its episodes/ is a dataset too.
@@ -135,7 +135,7 @@ class CollectConfig:
         check_names(self.task, self.robot, at="")
         if self.policy is not None and (self.bias_m, self.noise_m) != (0.0, 0.01):
             raise ConfigError(
-                f"bias_m: got {self.bias_m} and noise_m {self.noise_m} beside policy={self.policy}, allowed: "
+                f"bias_m: got {self.bias_m} and noise_m {self.noise_m} with policy={self.policy}, allowed: "
                 "neither. They are the scripted expert's: leave them out, or leave policy out."
             )
 

@@ -52,7 +52,7 @@ def resumed(words: list[str]) -> Path | None:
     if len(words) > 1:
         others = " ".join(word for word in words if not word.startswith("resume="))
         raise ConfigError(
-            f"resume: got other settings beside it ({others}), allowed: none. A resumed run keeps its "
+            f"resume: got other settings with it ({others}), allowed: none. A resumed run keeps its "
             "config.yaml; start a new run to change settings."
         )
     return Path(at_home(found[0]))

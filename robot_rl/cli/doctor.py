@@ -202,8 +202,8 @@ def _print_checks(found: list[Check]) -> int:
         detail = f"{check.detail}. {check.remedy}" if check.remedy else check.detail
         print(f"{check.name:<{width}}{_coloured(check.state)}  {detail}")
     failed = [check.name for check in found if check.state == "fail"]
-    mend = f"; mend: {', '.join(failed)}" if failed else ""
-    print(f"{len(found) - len(failed)} of {len(found)} checks passed{mend}")
+    repair = f"; repair: {', '.join(failed)}" if failed else ""
+    print(f"{len(found) - len(failed)} of {len(found)} checks passed{repair}")
     return 1 if failed else 0
 
 

@@ -102,13 +102,13 @@ class EvaluateCommandConfig:
             )
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
-        beside, others = "run", ("seed", "n_exec", "device", "torch_threads")
+        given_by, others = "run", ("seed", "n_exec", "device", "torch_threads")
         if self.run is None:
-            beside, others = "policy", ("which", "adversary")
+            given_by, others = "policy", ("which", "adversary")
         for setting in fields(self):
             got = getattr(self, setting.name)
             is_own = setting.name not in others or got == setting.default
-            require(is_own, setting.name, got, f"left out beside {beside}=")
+            require(is_own, setting.name, got, f"left out with {given_by}=")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Ctrl-C while modules load: KeyboardInterrupt is never raised inside an import.
 
-Inside an import it may turn into another exception or vanish, and leave half a module: `import numpy` within
+Inside an import it may turn into another exception or get lost, and leave half a module: `import numpy` in
 `import torch` then fails silently. A command loads its own modules before its work, so there the process ends
 at once. An import during the work ends first, then KeyboardInterrupt is raised.
 """

@@ -43,7 +43,7 @@ ppo, grpo, latent, chunked, direct, rl100, sequence or qarl. Its settings are me
 Examples:
   robot-rl train recipe=smoke                        all stages in under a minute
   robot-rl train recipe=pick_cube seed=3             a Panda arm learns to lift a cube
-  robot-rl train recipe=pick_cube demos.bias_m=0.02  from an expert that aims 2 cm beside the cube
+  robot-rl train recipe=pick_cube demos.bias_m=0.02  from an expert that aims 2 cm away from the cube
   robot-rl train recipe=reach stages=demos,clone,evaluate    behaviour cloning only
   robot-rl train recipe=scratch                      without demonstrations
   robot-rl train recipe=two_robots                   a Panda and a gantry at once, one policy for both
@@ -128,7 +128,7 @@ def result(words: list[str]) -> dict[str, Any]:
         print(summary.finetune["verdict"]["text"])
     print(
         f"{summary.task}: {_outcome(summary)} after "
-        f"{_bill(summary)} control steps and {summary.train_minutes:.1f} minutes "
+        f"{_steps_by_source(summary)} control steps and {summary.train_minutes:.1f} minutes "
         f"({summary.episodes} held-out episodes); see {summary.run}/report.html"
     )
     return summary.to_json()
@@ -155,12 +155,12 @@ def _outcome(summary: Summary) -> str:
     return f"{_moved(before, after, name, form)}{_by_robot(summary)}"
 
 
-def _bill(summary: Summary) -> str:
+def _steps_by_source(summary: Summary) -> str:
     """Says who made the control steps that the run took."""
     words = {"real": "real", "human": "human", "sim": "simulated", "unknown": "earlier"}
     words |= {"world": "imagined", "demo": "demonstrated"}
-    bill = summary.control_steps
-    parts = [f"{bill[kind]:,} {word}" for kind, word in words.items() if bill.get(kind)]
+    counts = summary.control_steps
+    parts = [f"{counts[kind]:,} {word}" for kind, word in words.items() if counts.get(kind)]
     return " and ".join(parts) or "0"
 
 

@@ -1,4 +1,4 @@
-"""Plain data to frozen dataclasses and back, with messages that repair.
+"""Plain data to frozen dataclasses and back, with messages that say what to change.
 
 A schema is a tree of keyword-only frozen dataclasses. Field types may be bool, int, float, str,
 Path, Enum, Literal, None, tuples, lists, dicts with text keys, unions of these, and dataclasses.
@@ -35,7 +35,7 @@ _PHRASES: dict[Any, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A base of settings of several kinds; each has its `kind`, of the class or as a field."""
+    """A base of settings of several kinds; `kind` is an attribute of the class, or a field."""
 
     @classmethod
     def of_kind(cls, kind: str | None, at: str) -> type[Self]:
@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def chosen(self) -> str:
-        """The kind that this is of."""
+        """The kind of these settings."""
         return cast("Any", self).kind
 
 

@@ -17,7 +17,7 @@ from robot_rl.core.errors import DatasetError
 INSTRUCTION = "instruction"
 """Key of the instruction in an observation, uint8 (B, L)."""
 MAX_BYTES = 192
-"""L of `encode_text` unless told otherwise."""
+"""L of `encode_text` by default."""
 
 
 def encode_text(texts: Sequence[str], length: int = MAX_BYTES) -> NDArray[np.uint8]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from robot_rl.core.errors import ConfigError, nearest
 
 PRIVILEGED = "privileged.state"
-"""Key of what only a simulator knows, beside an observation: no policy reads it."""
+"""Key of what only a simulator knows, next to an observation: no policy reads it."""
 
 
 def chosen(names: Sequence[str], beginnings: Sequence[str], *, at: str) -> list[int]:

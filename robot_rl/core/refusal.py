@@ -78,13 +78,13 @@ def _explained(error: Exception) -> tuple[str, str]:
     """Returns what went wrong, and what to do about it."""
     text = str(error) or type(error).__name__
     if not isinstance(error, OSError | MemoryError):
-        return f"a library gave up ({text})", "See whether memory and disk suffice, then do it again."
+        return f"a library gave up ({text})", "See whether there is enough memory and disk, then do it again."
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     match number:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return f"the disk is full ({text})", "Make room, then do it again."
         case errno.ENOMEM:
-            return f"the memory does not suffice ({text})", "End other programs, then do it again."
+            return f"there is not enough memory ({text})", "End other programs, then do it again."
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return f"the right to read or write is missing ({text})", "Give it, or choose another folder."
         case errno.ENOENT:

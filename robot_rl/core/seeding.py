@@ -1,4 +1,4 @@
-"""Seeds: training and evaluation never meet, and a draw never depends on how many envs run beside it."""
+"""Seeds: training and evaluation never meet, and a draw never depends on how many other envs run."""
 
 from typing import Any
 

@@ -64,13 +64,13 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     folder = unfinished(out)
     if not _is_begun(folder):
         return
-    begun = read_json(folder / _SETTINGS, DatasetError, _anew(folder))
+    begun = read_json(folder / _SETTINGS, DatasetError, _how_to_restart(folder))
     names = [name for name, value in settings.items() if begun.get(name, value) != value]
     if names:
         got, wanted = (_spelled({name: of[name] for name in names}) for of in (settings, begun))
         raise ConfigError(
             f"collect: got {got}, but the episodes in {folder} were begun with {wanted}. Give these to go "
-            f"on with them, or give another out=. {_anew(folder)}"
+            f"on with them, or give another out=. {_how_to_restart(folder)}"
         )
 
 
@@ -78,7 +78,7 @@ def is_published(out: Path, settings: Mapping[str, Any]) -> bool:
     """Returns whether a dataset of these settings is in its place, and its unfinished folder still exists."""
     if not (unfinished(out) / _SETTINGS).is_file() or not (out / COLLECTED).is_file():
         return False
-    return read_json(out / COLLECTED, DatasetError, _anew(out)).get("settings") == settings
+    return read_json(out / COLLECTED, DatasetError, _how_to_restart(out)).get("settings") == settings
 
 
 @refusing(DatasetError, kept="The dataset is whole.")
@@ -198,7 +198,7 @@ class UnfinishedCollection:
 
     def _read(self) -> None:
         while (path := self._batch(len(self.batches))).exists():
-            columns = read_json(path, DatasetError, _anew(self.folder))
+            columns = read_json(path, DatasetError, _how_to_restart(self.folder))
             self.batches.append(
                 Facts(
                     success=np.array(columns["success"], np.bool_),
@@ -211,7 +211,7 @@ class UnfinishedCollection:
     def _kept_until(self, batch: int) -> int:
         if batch == 0:
             return 0
-        return int(read_json(self._batch(batch - 1), DatasetError, _anew(self.folder))["kept"])
+        return int(read_json(self._batch(batch - 1), DatasetError, _how_to_restart(self.folder))["kept"])
 
     def _write(self, episodes: Sequence[Episode]) -> None:
         """Adds episodes to those on the disk; some may be there after a kill."""
@@ -224,7 +224,7 @@ class UnfinishedCollection:
         if there < 0:
             raise DatasetError(
                 f"{self.folder}: {len(self._writer)} episodes are there, of {self.num_kept} that were kept. "
-                f"{_anew(self.folder)}"
+                f"{_how_to_restart(self.folder)}"
             )
         self._writer.write_all(episodes[there:])
 
@@ -263,8 +263,8 @@ def _spelled(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={json.dumps(value).strip(chr(34))}" for name, value in settings.items())
 
 
-def _anew(folder: Path) -> str:
-    return f"To begin anew, remove them: rm -r {shlex.quote(str(folder))}"
+def _how_to_restart(folder: Path) -> str:
+    return f"To begin again, remove them: rm -r {shlex.quote(str(folder))}"
 
 
 def _lock(folder: Path) -> ProcessLock:

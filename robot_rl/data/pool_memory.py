@@ -25,7 +25,7 @@ class PoolBudget:
     ram_bytes: int = 4 * GIB
     """Arrays in memory, indexes included."""
     disk_bytes: int = 0
-    """Memory-mapped scratch files in `folder`; they vanish with the process, however it ends."""
+    """Memory-mapped scratch files in `folder`; they disappear with the process, however it ends."""
     folder: str | None = None
     """Where the scratch files are made; a fast local disk."""
 
@@ -82,7 +82,7 @@ class Memory:
         )
 
     def file(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Returns zeros in a nameless file that the system removes with the process."""
+        """Returns zeros in an unnamed file that the system removes with the process."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         self.disk_bytes += nbytes
         with tempfile.TemporaryFile(dir=self._budget.folder) as file:

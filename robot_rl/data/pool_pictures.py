@@ -58,7 +58,7 @@ class PictureReader:
 
 
 class _Tier:
-    """K decoded pictures of one camera; the one that was not asked for lately makes room (CLOCK)."""
+    """K decoded pictures of one camera; the one that was not asked for recently makes room (CLOCK)."""
 
     def __init__(self, rows: int, slots: Array) -> None:
         self._slots = slots

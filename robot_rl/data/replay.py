@@ -451,8 +451,8 @@ class ReplayBuffer:
     def _cut(self, lanes: Array) -> None:
         """Ends episodes that were cut short: what their last step led to stays, and nothing follows it."""
         last = self._row(lanes, self._head[lanes] - 1)
-        unended = (self._head[lanes] > 0) & (self._columns["kind"][last] == _STEP)
-        lanes, last = lanes[unended], last[unended]
+        unfinished = (self._head[lanes] > 0) & (self._columns["kind"][last] == _STEP)
+        lanes, last = lanes[unfinished], last[unfinished]
         self._columns["ended"][last] = True
         self._cut_off.update(self._row(lanes, self._head[lanes]).tolist())
         self._head[lanes] += 1

@@ -1,4 +1,4 @@
-"""Decisions of an on-policy learner, with the chains behind them: as made, and what they were worth.
+"""Decisions of an on-policy learner, with their denoising chains and their returns.
 
 B decisions, T of them in each of N envs, F features. Whole episodes may end before T.
 """
@@ -18,9 +18,9 @@ class Rollout(Segment):
     """T decisions in each of N envs, as they were made; everything but the chain is (N, T, ...)."""
 
     obs: dict[str, Tensor]
-    """What was decided at."""
+    """Observations that the decisions were made at."""
     chain: Chain
-    """How; its rows are the decisions, env after env: (N T, ...)."""
+    """Its rows are the decisions, env after env: (N T, ...)."""
     reward: Tensor
     """Discounted reward of the m control steps that were executed."""
     bootstrap: Tensor
@@ -41,7 +41,7 @@ class Rollout(Segment):
 class EpisodeRollout(Rollout):
     """One whole episode of each of N envs; T is how many decisions the longest has.
 
-    Behind the end of an episode a row repeats what came last; `reward`, `bootstrap` and `steps` are 0
+    After the end of an episode a row repeats its last values; `reward`, `bootstrap` and `steps` are 0
     there, `ended` is True.
     """
 
@@ -50,12 +50,12 @@ class EpisodeRollout(Rollout):
     success: Tensor
     """(N,) bool"""
     score: Tensor
-    """(N,) float: what the episode was worth as a whole."""
+    """(N,) float: score of the whole episode."""
 
 
 @dataclass
 class PPOBatch:
-    """Decisions and what they turned out to be worth."""
+    """Decisions, their advantages and the targets of the value."""
 
     obs: dict[str, Tensor]
     chain: Chain

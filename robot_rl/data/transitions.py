@@ -251,7 +251,7 @@ class Mixture:
         fixed = [share for share in shares.values() if share is not None]
         total, is_open = sum(fixed), len(fixed) < len(shares)
         if min(fixed, default=0) < 0 or (total >= 1 if is_open else abs(total - 1.0) > 1e-6):
-            allowed = "summing to less than 1 beside None" if is_open else "summing to 1"
+            allowed = "summing to less than 1 together with None" if is_open else "summing to 1"
             raise ValueError(f"mixture: got shares {shares}, allowed: none below 0, {allowed}")
         self._parts, self._open = dict(parts), 1.0 - total
         self.names = tuple(parts)

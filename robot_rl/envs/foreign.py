@@ -329,16 +329,16 @@ def serve(host: Connection, memory: int) -> None:
     envs.arrays, envs.first = arrays, first
     host.send_bytes(b"")
     while True:
-        said = host.recv_bytes()
-        if said == STEP:
+        request = host.recv_bytes()
+        if request == STEP:
             envs.step(np.flatnonzero(arrays["asked"]).tolist())
-        elif said == RESET:
+        elif request == RESET:
             envs.reset(np.flatnonzero(arrays["asked"]).tolist())
         else:
             try:
-                picture = envs.picture(int(said))
+                picture = envs.picture(int(request))
             except EnvError as error:  # there is no picture; the episodes go on
-                host.send_bytes(_told(error))
+                host.send_bytes(_refused(error))
                 continue
             host.send_bytes(json.dumps({"shape": picture.shape}).encode())
             host.send_bytes(picture.tobytes())
@@ -346,7 +346,7 @@ def serve(host: Connection, memory: int) -> None:
         host.send_bytes(b"")
 
 
-def _told(error: EnvError) -> bytes:
+def _refused(error: EnvError) -> bytes:
     return json.dumps({"error": error.args}).encode()
 
 
@@ -358,10 +358,10 @@ def _main() -> None:
     except EOFError:
         pass  # the host has left
     except EnvError as error:
-        host.send_bytes(_told(error))
+        host.send_bytes(_refused(error))
     except Exception as error:
         traceback.print_exc()
-        host.send_bytes(_told(EnvError("env", f"it raised {type(error).__name__}: {error}")))
+        host.send_bytes(_refused(EnvError("env", f"it raised {type(error).__name__}: {error}")))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _TAIL_LINES, _TAIL_BYTES = 5, 4096
 _RESTARTS = 3
-"""Of a worker, before it answers again."""
+"""Restarts of a worker without an answer between them; after more it counts as failed."""
 _OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables that name this Python's packages."""
 _START_S, _END_S = 600.0, 5.0
@@ -184,7 +184,7 @@ class _Worker:
         return answer["spec"]
 
     def share(self) -> None:
-        """Has it use the shared arrays."""
+        """Makes it use the shared arrays."""
         self.send(self._asks[1].encode())
         if self._answer(_START_S) is None:
             raise EnvError("env", f"{self._name}: {self._end()}")
@@ -207,7 +207,7 @@ class _Worker:
                 answer: dict[str, Any] = json.loads(content) if content else {}
                 if "error" in answer:
                     kind, message = answer["error"]
-                    raise EnvError(kind, message + (self._said() if kind == "env" else ""))
+                    raise EnvError(kind, message + (self._printed() if kind == "env" else ""))
                 return answer
             self._is_late = True
         except (EOFError, OSError):
@@ -236,10 +236,10 @@ class _Worker:
     def _end(self) -> str:
         """Returns how it ended, with the last lines that it printed."""
         if self._is_late:
-            return f"a process did not answer within {self._timeout_s:g} s (env.timeout_s).{self._said()}"
-        return f"a process ended with code {self._process.wait()}.{self._said()}"
+            return f"a process did not answer within {self._timeout_s:g} s (env.timeout_s).{self._printed()}"
+        return f"a process ended with code {self._process.wait()}.{self._printed()}"
 
-    def _said(self) -> str:
+    def _printed(self) -> str:
         start = max(0, os.fstat(self._log).st_size - _TAIL_BYTES)
         printed = os.pread(self._log, _TAIL_BYTES, start).decode(errors="replace")
         lines = printed.strip().splitlines()[-_TAIL_LINES:]

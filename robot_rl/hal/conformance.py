@@ -3,7 +3,7 @@
     from robot_rl.hal.conformance import check_vector_env
     check_vector_env(lambda num_envs: MyEnv(num_envs, horizon=20))
 
-A broken rule raises `ConformanceError`, which says got and needed.
+A broken rule raises `ConformanceError`, which says what it got and what it needs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_device(
     Args:
         make_device: returns a fresh device, at rest and healthy.
         max_steps: as in `check_vector_env`.
-        deterministic: as in `check_vector_env`; nothing real is.
+        deterministic: as in `check_vector_env`; False for everything real.
     """
     device = make_device()
     spec = device.spec

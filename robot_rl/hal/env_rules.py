@@ -212,10 +212,10 @@ def check_bad_actions(case: Case) -> None:
             require(message is not None, rule, "no error", "a RobotRLError")
             names_both = str(need) in str(message) and str(need + 1) in str(message)
             require(names_both, rule, f"the message {message!r}", f"one that names {need + 1} and {need}")
-        poisoned = case.actions(env, 1)[0]
-        poisoned[0, 0] = np.nan
+        with_nan = case.actions(env, 1)[0]
+        with_nan[0, 0] = np.nan
         try:
-            obs, reward, *_ = env.step(poisoned)
+            obs, reward, *_ = env.step(with_nan)
         except RobotRLError:
             return
         _check_obs("step with a NaN action", env, obs)

@@ -103,7 +103,7 @@ class SafetyLimits:
 
 @dataclass(frozen=True)
 class Stop:
-    """A latched stop: by whom, why and when."""
+    """A latched stop: who stopped, why and when."""
 
     by: str
     reason: str

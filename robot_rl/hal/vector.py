@@ -202,7 +202,7 @@ def next_episodes(
 
     Args:
         seed: as given to `reset`.
-        mask: (B,), which envs it begins anew.
+        mask: (B,), which envs it resets.
         seeds: (B,) uint64, in a tensor int64, present.
         episodes: (B,) of the same kind, present, counted from a seed on.
         at: begins the message of an error.

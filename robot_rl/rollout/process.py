@@ -183,7 +183,7 @@ class _Actor:
             self._process.join(_EXIT_S)
             raise ActorError(
                 f"actor: the process that acts (pid {self.pid}) ended with exit code "
-                f"{self._process.exitcode} and said nothing. A station's supervisor brings an arm to rest."
+                f"{self._process.exitcode} and gave no reason. A station's supervisor brings an arm to rest."
             ) from error
         if isinstance(message, _Failure):
             raise ActorError(f"actor: {message.error}")
@@ -315,7 +315,7 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: st
             segment = source.collect(inbox)
             if segment is not None:
                 outbox.put(_Turn(segment, source.episodes.drain()))
-            if period_s:  # a late step is not made up for by a hasty one
+            if period_s:  # a late step is not made up for by a shorter one
                 now_s = time.monotonic()
                 due_s = max(due_s + period_s, now_s)
                 time.sleep(due_s - now_s)

@@ -32,11 +32,11 @@ def is_finetuning(run: RunRecord) -> bool:
 def title(runs: Sequence[RunRecord]) -> str:
     """Returns the title, the result and the key numbers."""
     run = runs[0]
-    error, beside = run.number("heldout_error"), run.number("nearest_neighbour_error")
+    error, nearest = run.number("heldout_error"), run.number("nearest_neighbour_error")
     parts = [
         f'<p class="eyebrow">{page.escape(f"robot-rl finetune - {run.folder.name}")}</p>',
         f"<h1>{page.escape(str(run.config.get('policy', 'policy')))}</h1>",
-        page.paragraph(_sentence(run, error, beside), "lead"),
+        page.paragraph(_sentence(run, error, nearest), "lead"),
     ]
     verdict: Mapping[str, Any] = run.summary.get("verdict") or {}
     if verdict:
@@ -46,7 +46,7 @@ def title(runs: Sequence[RunRecord]) -> str:
         best_error = None if best == "nearest neighbour" else verdict.get("baseline_error")
         shown = (
             (str(best).capitalize(), best_error, "the best baseline"),
-            ("Nearest neighbours", beside, "baseline: no learning"),
+            ("Nearest neighbours", nearest, "baseline: no learning"),
             ("ACT", run.number("act_error"), "baseline: as much time"),
         )
         others = [(name, f"{value:.3f}", note) for name, value, note in shown if value is not None]
@@ -247,12 +247,12 @@ def _flat(run: RunRecord) -> float | None:
     return found[-1] if found else None
 
 
-def _sentence(run: RunRecord, error: float | None, beside: float | None) -> str:
+def _sentence(run: RunRecord, error: float | None, nearest: float | None) -> str:
     if error is None:
         return "This run has not ended: there is no held-out error yet."
     episodes = run.summary.get("heldout_episodes") or []
     text = f"Held-out error {error:.3f} on {len(episodes)} episodes that were not used for training"
-    others = (("nearest neighbours", beside), ("LeRobot's ACT", run.number("act_error")))
+    others = (("nearest neighbours", nearest), ("LeRobot's ACT", run.number("act_error")))
     compared = [
         f"{percent(abs(1 - error / other))} {'below' if error < other else 'above'} {name} ({other:.3f})"
         for name, other in others

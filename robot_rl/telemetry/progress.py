@@ -219,8 +219,8 @@ class ProgressDisplay:
     def _update_bar(self, task: TaskID, phase: PhaseProgress) -> None:
         width = self._console.width
         named = max(len(one.description) for one in self._bars.tasks)  # the width of the column of names
-        beside = named + (24 if width >= _WIDE else 10) + len(" 100 % ") + 2
-        self._bars.update(task, completed=phase.done, status=phase.status(width - beside))
+        taken = named + (24 if width >= _WIDE else 10) + len(" 100 % ") + 2
+        self._bars.update(task, completed=phase.done, status=phase.status(width - taken))
 
     def _print_line(self, phase: PhaseProgress) -> None:
         share = phase.done / phase.total if phase.total else 1.0

@@ -44,7 +44,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
 
     Args:
         folders: run folders.
-        out: the file; if None, `report.html` in the run's folder, or beside the folders of several runs.
+        out: the file; if None, `report.html` in the run's folder, or next to the folders of several runs.
 
     Raises:
         ConfigError: a folder is no run folder, or one of several is of `robot-rl finetune`.
@@ -263,10 +263,10 @@ def _settings(runs: Sequence[RunRecord], missing: list[str]) -> str:
 
 def _finetuning(runs: Sequence[RunRecord], missing: list[str]) -> str:
     """Shows the held-out errors of a single run that fine-tuned its base."""
-    told = runs[0].summary.get("finetune")
-    if len(runs) > 1 or not isinstance(told, Mapping):
+    finetuned = runs[0].summary.get("finetune")
+    if len(runs) > 1 or not isinstance(finetuned, Mapping):
         return ""
-    run = replace(runs[0], summary=cast("Mapping[str, Any]", told))
+    run = replace(runs[0], summary=cast("Mapping[str, Any]", finetuned))
     text = finetune.verdict_text(run)
     parts = [section([run], missing) for section in (finetune.errors, finetune.predictors, finetune.joints)]
     return "".join([page.heading("Fine-tuning"), page.paragraph(text), *parts])
@@ -362,8 +362,8 @@ def _shown(runs: Sequence[RunRecord], moment: Moment) -> str:
 
 def _sentence(runs: Sequence[RunRecord], before: Outcome | None, after: Outcome | None) -> str:
     if _counts_returns(runs):
-        came, went = (_shown(runs, moment) for moment in _MOMENTS)
-        return f"Mean return of held-out episodes: {came} before, {went} after. The env reports no success."
+        first, last = (_shown(runs, moment) for moment in _MOMENTS)
+        return f"Mean return of held-out episodes: {first} before, {last} after. The env reports no success."
     if before is None and after is not None:
         low, high = after.interval
         return f"Success on held-out episodes is {percent(after.share)} ({100 * low:.1f} to {percent(high)})."

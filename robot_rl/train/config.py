@@ -33,7 +33,7 @@ from robot_rl.train.stages import check_stages
 
 _UPDATES = {True: "1 or more with that stage", False: "0 without that stage"}
 """Of a stage that is, or is not, in the plan."""
-_WITH_REPLAY = "a method with a replay beside sources: residual, latent, chunked, direct, sequence or qarl"
+_WITH_REPLAY = "a method with a replay for sources: residual, latent, chunked, direct, sequence or qarl"
 
 
 def check_device(device: str) -> None:
@@ -147,7 +147,7 @@ class ScriptedPersonConfig:
     speed: float = 0.8
     """Share of the expert's speed."""
     noise: float = 0.1
-    """Standard deviation of the hand, in the env's [-1, 1], gripper excepted."""
+    """Standard deviation of the hand, in the env's [-1, 1], without the gripper."""
     misjudges_m: float = 0.005
     """Standard deviation between episodes of where they think the object is."""
     gives_back: float = 0.5
@@ -325,7 +325,7 @@ class RunConfig:
             check_names(self.env.task, self.env.robot, at="env.")
             check_reward(self.env)
         else:
-            require(not self.has_arm, "env.kind", self.env.kind, "sim beside an arm or a person")
+            require(not self.has_arm, "env.kind", self.env.kind, "sim with an arm or a person")
         check_stages(self.plan, self.method.needs)
         self._check_plan()
         if self.sources:
@@ -334,13 +334,13 @@ class RunConfig:
         self._check_latent()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         if self.has_arm:
-            require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
+            require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person")
         if isinstance(self.method, ChainSettings):
             require(
                 not self.has_arm,
                 "method",
                 self.method.kind,
-                "methods with a replay, beside an arm or a person",
+                "methods with a replay, for an arm or a person",
             )
             reuse, allowed = self.replay.reuse, f"none with method={self.method.kind}, which has no replay"
             require(not reuse, "replay.reuse", list(reuse), allowed)
@@ -451,18 +451,18 @@ class RunConfig:
             require(NOISE in bases, "method", self.method.kind, "direct, where nothing was cloned")
         path = self.demos.path
         require(path is None, "demos.path", path, "none with the stage `look`, which plays noise")
-        require(not self.has_arm, "stages", list(plan), "no `look` beside an arm, which noise would break")
+        require(not self.has_arm, "stages", list(plan), "no `look` with an arm, which noise would break")
 
     def _check_sources(self) -> None:
         """Refuses wrong sources, and settings that contradict them or are for one robot alone."""
-        alone = "one robot alone, for now: leave it out beside sources"
-        require(not self.has_arm, "sources", list(self.sources), "none beside an arm or a person, for now")
-        require(self.env.kind == "sim", "env.kind", self.env.kind, "sim beside sources, for now")
+        alone = "one robot alone, for now: leave it out with sources"
+        require(not self.has_arm, "sources", list(self.sources), "none with an arm or a person, for now")
+        require(self.env.kind == "sim", "env.kind", self.env.kind, "sim with sources, for now")
         require(isinstance(self.method, OffPolicySettings), "method", self.method.kind, _WITH_REPLAY)
         require(self.demos.path is None, "demos.path", self.demos.path, alone)
         require(not self.demos.mirror, "demos.mirror", self.demos.mirror, alone)
         if "finetune" in self.plan:
-            raise ConfigError("stages: got 'finetune' beside sources, allowed: 'clone', for now")
+            raise ConfigError("stages: got 'finetune' with sources, allowed: 'clone', for now")
         require(not self.replay.reuse, "replay.reuse", list(self.replay.reuse), alone)
         check_sources(self.sources, self.env.task)
         example = f"sources.{next(iter(self.sources))}"
@@ -472,7 +472,7 @@ class RunConfig:
             ("num_envs", self.num_envs, 16, "num_envs"),
             ("method.env_steps", self.method.env_steps, usual, "env_steps"),
         ):
-            allowed = f"{free}, as if left out: beside sources each has its own, {example}.{own}"
+            allowed = f"{free}, as if left out: with sources each has its own, {example}.{own}"
             require(got == free, key, got, allowed)
 
     def _check_shares(self) -> None:
@@ -486,9 +486,9 @@ class RunConfig:
             shares["human.ratio"] = self.human.ratio
         if sum(shares.values()) >= 1:
             last = list(shares)[-1]
-            beside = " and ".join(f"{name} {share}" for name, share in list(shares.items())[:-1])
+            others = " and ".join(f"{name} {share}" for name, share in list(shares.items())[:-1])
             raise ConfigError(
-                f"{last}: got {shares[last]} beside {beside}, allowed: a sum below 1, so that a share is "
+                f"{last}: got {shares[last]} with {others}, allowed: a sum below 1, so that a share is "
                 "left for new steps"
             )
 
@@ -522,7 +522,7 @@ class RunConfig:
 
     def _check_labelled(self) -> None:
         """Refuses what DAgger cannot label: an arm, other simulators, several sources, chunks."""
-        require(not self.has_arm, "method", "dagger", "methods with a replay, with an arm or a person")
+        require(not self.has_arm, "method", "dagger", "methods with a replay, for an arm or a person")
         require(
             self.env.kind == "sim", "env.kind", self.env.kind, "sim with method=dagger: it asks the expert"
         )

@@ -127,7 +127,7 @@ def check_spaces(metas: Mapping[str, EpisodesMeta], features: Mapping[str, Mappi
             problem = f"it observes {dict(features[other])}, not {dict(features[first])}"
         if problem is not None:
             raise ConfigError(
-                f"sources: one policy cannot serve {first} and {other}. {other} beside {first}: {problem}. "
+                f"sources: one policy cannot serve {first} and {other}. {other} with {first}: {problem}. "
                 f"{_remedy(metas)}"
             )
 

@@ -79,7 +79,7 @@ class Recorder:
         """Appends one control step of each lane; its stamp is the simulators' own time."""
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else steps.lanes
         self._mark_episodes(lanes, steps)
-        extra = self._beside(steps)
+        extra = self._extra(steps)
         ended = steps.terminated | steps.truncated
         self._writer.append_lanes(
             lanes,
@@ -99,7 +99,7 @@ class Recorder:
         self._turns += 1
         self._inside = (self._inside | set(lanes.tolist())) - set(lanes[ended].tolist())
 
-    def _beside(self, steps: StepBatch) -> dict[str, Array]:
+    def _extra(self, steps: StepBatch) -> dict[str, Array]:
         """Returns what is kept in addition to the observation."""
         kept: dict[str, Array] = {}
         if self._person:

@@ -1,7 +1,7 @@
 """A policy server: computes actions for robots that are connected to it.
 
-One thread a client. Chunks are computed one at a time, as they fill the device; refinements, small
-and due within a control step, beside them. B rows, H chunk length, A action dim.
+One thread for each client. Chunks are computed one at a time, since one fills the device; refinements, small
+and due within a control step, at the same time. B rows, H chunk length, A action dim.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from robot_rl.real.remote import Door, DoorConfig
 logger = logging.getLogger(__name__)
 
 MAX_CLIENTS = 16
-"""A robot takes one, or two if its policy refines."""
+"""A robot needs one connection, or two if its policy refines."""
 _POLL_S = 0.2
 _TAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sample": ((), ("z",)),
@@ -71,7 +71,7 @@ class PolicyServer:
         Args:
             policy: a flow policy, or a residual on one, is served with real-time chunking.
             meta: what it was made for.
-            config: where to listen, and whom to let in.
+            config: where to listen, and which clients to accept.
             device: where to compute.
             seed: of exploration noise, which each client draws from its own generator.
 
@@ -96,7 +96,7 @@ class PolicyServer:
         threads: list[threading.Thread] = []
         try:
             while not stop.is_set():
-                connection = self._door.knock(_POLL_S)
+                connection = self._door.next_connection(_POLL_S)
                 threads = [thread for thread in threads if thread.is_alive()]
                 if connection is None:
                     continue
@@ -128,7 +128,7 @@ class PolicyServer:
                 except MessageError as error:
                     logger.warning("%s", error)
                     return
-                if messages:  # a client asks again only when it has given up what it asked before
+                if messages:  # a client asks again only after it gave up on its last question
                     link.send(self._answer(messages[-1], generator))
 
     def _answer(self, message: Message, generator: Generator) -> Message:
@@ -170,7 +170,7 @@ class PolicyServer:
 
 
 def check_ask(ask: Ask, policy: SavedPolicy, meta: PolicyMeta) -> None:
-    """Passes for a question that the arm of this policy can ask.
+    """Checks a question: names and shapes must be those of this policy.
 
     Raises:
         ValueError: names what is missing, unknown or of another shape.

@@ -1,6 +1,6 @@
 """Where a robot's joints, servos and tool are in the arrays of a compiled model, and the tool's Jacobian.
 
-B rows, n arm joints. Above the back ends this is numbers alone: which column belongs to what.
+B rows, n arm joints. Code above the back ends gets only numbers of rows and columns.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class ModelIndex:
     def __init__(
         self, model: mujoco.MjModel, robot: RobotNames, asarray: Callable[[Array], Array] = np.asarray
     ) -> None:
-        """Looks up the names of the robot; `asarray` makes what it keeps of the kind that it will index.
+        """Looks up the names of the robot; `asarray` makes index arrays of the library that will use them.
 
         Raises:
             ModelError: a joint of the arm is no hinge and no slide.
@@ -55,7 +55,7 @@ class ModelIndex:
             return asarray(np.array(index)) if found is None else found
 
         self.joints = columns(joints)
-        """Of what has a row for each joint: `xaxis`, `xanchor`."""
+        """Rows of `xaxis` and `xanchor`, which have one for each joint."""
         self.arm_qpos = columns([int(model.jnt_qposadr[joint]) for joint in joints])
         self.arm_dof = columns([int(model.jnt_dofadr[joint]) for joint in joints])
         self.finger_qpos = columns([int(model.joint(name).qposadr[0]) for name in robot.finger_joints])

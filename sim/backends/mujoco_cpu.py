@@ -196,7 +196,7 @@ def _frame(spec: mujoco.MjSpec, robot: RobotNames, thing: str, quantity: str) ->
 
 
 def _batch(model: mujoco.MjModel, num_sims: int, num_threads: int) -> Batch:
-    """Makes the simulations; many of them in another thread, since this one hears no Ctrl-C within C."""
+    """Makes the simulations; many of them in another thread, since this one gets no Ctrl-C within C."""
     if num_sims < MANY_SIMS:
         return Batch(model, num_sims, num_threads, persistent=True)
     made: Future[Batch] = Future()

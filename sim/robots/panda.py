@@ -37,7 +37,7 @@ LIMITS = SafetyLimits(
 
 _KP = (400.0, 400.0, 400.0, 400.0, 120.0, 120.0, 50.0)
 _KD = (40.0, 40.0, 40.0, 40.0, 12.0, 12.0, 5.0)
-# The usual model has 4500 and 450: with torque limits that damping chatters, joint against joint, once
+# The usual model has 4500 and 450: with torque limits that damping makes joints shake each other once
 # a servo saturates. A saturated servo is stable below kd = 2 armature / timestep = 40 (bang-bang bound);
 # these values are near the arm's own joint-impedance defaults.
 _ARMATURE_KG_M2 = 0.1

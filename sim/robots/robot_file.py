@@ -1,6 +1,6 @@
 """Any MJCF becomes a robot by a short YAML file that names its arm, its tool and, if it has one, its gripper.
 
-The file's `model` says where the MJCF is (a path beside the file, or a path inside an installed
+The file's `model` says where the MJCF is (a path relative to the file, or a path inside an installed
 package, which is located but never imported) and which body to keep: scene, cameras, lights and
 other arms are deleted. `configs/robots/viperx.yaml` is an example with every key.
 

@@ -53,7 +53,7 @@ class JointReport:
     weight: float
     """Torque or force that the arm's own weight puts on it in its heaviest posture."""
     effort: float
-    """The most it may give."""
+    """Largest torque or force of its servo."""
     sag: float
     """How far it hangs below its target under the arm's weight, at home and in every joint's heaviest
     posture. Robot files have their weight compensated: then 0."""
@@ -75,7 +75,7 @@ class ServoCheck:
         self._is_slide = ~index.is_hinge
 
     def unlike_servos(self) -> list[str]:
-        """Returns the actuators that are no position servos: they take a target for a torque."""
+        """Returns the actuators that are no position servos: a target would be their torque."""
         model, found = self._model, []
         for name in (*self._robot.arm_actuators, *self._robot.gripper_actuators):
             actuator = model.actuator(name)

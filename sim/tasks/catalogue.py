@@ -19,7 +19,7 @@ _BEGIN, _END = "<!-- tasks: written by robot_rl.sim.tasks.catalogue.update -->",
 
 
 def update(document: Path) -> None:
-    """Writes the table anew between its two marks."""
+    """Writes the new table between its two marks."""
     text = document.read_text(encoding="utf-8")
     before, rest = text.split(_BEGIN)
     rows = [_HEAD, "|" + " --- |" * _HEAD.count(" | ") + " --- |", *(row(task) for task in TABLE["task"])]

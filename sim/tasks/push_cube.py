@@ -67,8 +67,8 @@ class PushCube(Task):
         return {"success": (self._distance(view) < GOAL_RADIUS_M) & slow}
 
     def dense_reward(self, view: View) -> Array:
-        beside = norm(view["cube_in_tool.pos"]) - HALF_SIZE_M
-        near = namespace(beside).clip(beside, 0.0, None)
+        apart = norm(view["cube_in_tool.pos"]) - HALF_SIZE_M
+        near = namespace(apart).clip(apart, 0.0, None)
         return 0.3 * closeness(near, 0.1) + 0.7 * closeness(self._distance(view), 0.1)
 
     def expert(self, view: View, offset_m: Array) -> Aim:

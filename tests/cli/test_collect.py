@@ -87,7 +87,7 @@ def test_other_settings_are_refused_but_more_episodes_are_not(
         said = capsys.readouterr().err
         assert said.startswith(f"error: collect: got {got}, but the episodes in .collecting-demos were begun")
         assert (
-            f"with {begun}. Give these to go on with them, or give another out=. To begin anew, remove"
+            f"with {begun}. Give these to go on with them, or give another out=. To begin again, remove"
             in said
         )
     assert main([*WORDS[:2], "num_envs=2", "episodes=4", "out=demos"]) == 0

@@ -126,7 +126,7 @@ def test_a_missing_renderer_is_a_note_and_a_locked_folder_a_failure(
     states = {c["name"]: (c["state"], c["detail"]) for c in json.loads(lines[-1])["checks"]}
     assert states["renderer"] == ("note", "no EGL: apt install libegl1")
     assert states["run folder"] == ("fail", "runs is read-only")
-    assert "mend: run folder" in lines[-2]
+    assert "repair: run folder" in lines[-2]
 
 
 def test_a_robot_is_measured_for_the_tasks_that_are_named(
@@ -137,7 +137,7 @@ def test_a_robot_is_measured_for_the_tasks_that_are_named(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["joint", "kp", "kd"]
     assert lines[1].split()[:3] == ["pan", "400", "40"]
-    assert lines[-2] == "4 of 5 checks passed; mend: reach: reach"
+    assert lines[-2] == "4 of 5 checks passed; repair: reach: reach"
     answer = json.loads(lines[-1])
     assert (answer["ok"], answer["robot"], answer["servos"]) == (False, "ur", "")
     assert [row["joint"] for row in answer["joints"]] == list(JOINTS)

@@ -39,7 +39,7 @@ def test_mistakes(
 ) -> None:
     from robot_rl.real.arm import server
 
-    monkeypatch.setattr(server, "be_punctual", lambda: "")  # the test's process keeps its priority
+    monkeypatch.setattr(server, "raise_priority", lambda: "")  # the test's process keeps its priority
     assert cli.main(["serve-sim-arm", word]) == 2
     assert text in capsys.readouterr().err
 

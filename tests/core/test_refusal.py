@@ -19,8 +19,8 @@ from robot_rl.core.refusal import is_refusal, refusals, refusing
             r"the disk is full \(.*No space left.*Make room, then do it again\.",
         ),
         (OSError(errno.EIO, "Input/output error"), r"the disk refuses .*`dmesg`"),
-        (OSError(errno.ENOMEM, "Cannot allocate"), r"the memory does not suffice .*End other programs"),
-        (MemoryError(), r"the memory does not suffice \(MemoryError\)\. It is whole\. End other programs"),
+        (OSError(errno.ENOMEM, "Cannot allocate"), r"there is not enough memory .*End other programs"),
+        (MemoryError(), r"there is not enough memory \(MemoryError\)\. It is whole\. End other programs"),
         (
             PermissionError(errno.EACCES, "Denied"),
             r"the right to read or write is missing .*Give it, or choose",
@@ -61,7 +61,7 @@ def test_a_library_that_hides_what_was_refused_is_one_that_gave_up() -> None:
     def encode(folder: str) -> None:
         raise ExternalError("avcodec_open2")
 
-    said = r"^data/set: a library gave up \(avcodec_open2\)\. See whether memory and disk suffice"
+    said = r"^data/set: a library gave up \(avcodec_open2\)\. See whether there is enough memory and disk"
     with pytest.raises(DatasetError, match=said):
         encode("data/set")
 

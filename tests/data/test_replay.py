@@ -365,7 +365,7 @@ def test_parts_without_a_share_divide_the_rest_by_their_steps() -> None:
                 {"a": (ReplayBuffer(9, 1, SHAPES, 1), 1.0), "b": (ReplayBuffer(9, 1, SHAPES, 1), None)}
             ),
             ValueError,
-            "allowed: none below 0, summing to less than 1 beside None",
+            "allowed: none below 0, summing to less than 1 together with None",
         ),
     ],
 )

@@ -187,6 +187,48 @@ def test_nothing_is_left_untrained(tmp_path: Path) -> None:
         load_policy(folder)
 
 
+def with_earlier_names(tensors: dict[str, Any]) -> None:
+    """Gives the tensors of a small VLA the names that they had before 2026-11-25."""
+    for name in list(tensors):
+        old = name.replace("image_encoders.", "eyes.").replace("text_encoder.", "ears.")
+        tensors[old] = tensors.pop(name)
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("small_vla", ""), ("residual on small_vla", "base.")])
+def test_tensors_of_earlier_names_are_loaded(name: str, prefix: str, tmp_path: Path) -> None:
+    folder, policy = tmp_path / "policy", MAKERS[name]()
+    save_policy(folder, policy, meta=META)
+    rewrite(folder, with_earlier_names)
+    saved = load_file(folder / "policy.safetensors")
+    assert f"{prefix}eyes.front.position" in saved
+    assert f"{prefix}ears.queries" in saved
+    loaded: Any = load_policy(folder)[0]
+    own = policy.state_dict()
+    assert saved.keys() != own.keys()
+    assert loaded.state_dict().keys() == own.keys()
+    assert all(torch.equal(tensor, own[key]) for key, tensor in loaded.state_dict().items())
+    twin: Any = MAKERS[name]()
+    twin.load_state_dict(saved)  # as a resumed run does
+    assert all(torch.equal(tensor, own[key]) for key, tensor in twin.state_dict().items())
+    assert f"{prefix}eyes.front.position" in saved
+
+
+def test_tensors_of_earlier_names_are_loaded_strictly(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    save_policy(folder, small_vla(), meta=META)
+    rewrite(folder, lambda t: (with_earlier_names(t), t.pop("ears.queries")))
+    with pytest.raises(CheckpointError, match=r"describes: text_encoder.queries is missing\.$"):
+        load_policy(folder)
+    with pytest.raises(RuntimeError, match=r"Missing key.* \"text_encoder.queries\""):
+        small_vla().load_state_dict(load_file(folder / "policy.safetensors"))
+    save_policy(folder, small_vla(), meta=META)
+    rewrite(folder, lambda t: t.update({"ears.queries": t["text_encoder.queries"].clone()}))
+    with pytest.raises(CheckpointError, match=r"describes: ears.queries is unexpected\.$"):
+        load_policy(folder)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.* \"ears.queries\""):
+        small_vla().load_state_dict(load_file(folder / "policy.safetensors"))
+
+
 def edit(folder: Path, change: Any) -> None:
     head = json.loads((folder / "policy.json").read_text())
     change(head)

@@ -42,7 +42,7 @@ class Echo:
 
     def _run(self) -> None:
         while not self.stop.is_set():
-            connection = self.door.knock(0.02)
+            connection = self.door.next_connection(0.02)
             if connection is not None:
                 try:
                     self.links.append(self.door.admit(connection))
@@ -275,7 +275,7 @@ class Dropper:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            connection = self._door.knock(0.02)
+            connection = self._door.next_connection(0.02)
             if connection is None:
                 continue
             with closing(self._door.admit(connection)) as link:
@@ -335,7 +335,7 @@ def test_patience_counts_from_the_first_ask(token: str) -> None:
 
         def let_in() -> None:
             while not stop.is_set():
-                connection = door.knock(0.02)
+                connection = door.next_connection(0.02)
                 if connection is not None:
                     silent.append(door.admit(connection))  # and say nothing more
 

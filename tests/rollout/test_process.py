@@ -249,7 +249,7 @@ def test_a_spawned_actor_acts_dies_and_is_begun_anew() -> None:
     assert source.pid not in (None, os.getpid())
     state = source.state_dict()
     os.kill(cast(int, source.pid), signal.SIGKILL)
-    with pytest.raises(ActorError, match="ended with exit code -9 and said nothing"):
+    with pytest.raises(ActorError, match="ended with exit code -9 and gave no reason"):
         collect_until(source, handle, 10**9)
     source.close()
     again = ProcessSource(build, period_s=0.01)

@@ -215,7 +215,7 @@ def test_other_settings_do_not_go_on_with_these_episodes(tmp_path: Path) -> None
         collected(out, KeepConfig(), episodes=6, act=interrupted_at(7, KeyboardInterrupt()))
     message = (
         rf"collect: got seed=1, but the episodes in {folder} were begun with seed=0\. Give these to go on "
-        rf"with them, or give another out=\. To begin anew, remove them: rm -r {folder}"
+        rf"with them, or give another out=\. To begin again, remove them: rm -r {folder}"
     )
     with pytest.raises(ConfigError, match=message), collecting(out, SETTINGS | {"seed": 1}):
         pass

@@ -57,7 +57,7 @@ def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
         ({"replay": {"reuse_ratio": 1.0}}, "replay.reuse_ratio: got 1.0, allowed: above 0, below 1"),
         (
             {"replay": {"reuse": ["/"], "reuse_ratio": 0.5}},
-            "replay.reuse_ratio: got 0.5 beside method.demo_ratio 0.5, allowed: a sum below 1",
+            "replay.reuse_ratio: got 0.5 with method.demo_ratio 0.5, allowed: a sum below 1",
         ),
         (
             {"method": {"kind": "ppo"}, "replay": {"reuse": ["/"]}},

@@ -125,7 +125,7 @@ def test_an_environment_that_tells_successes_is_counted_by_them(tmp_path: Path) 
         ({"env": {"kind": "gym", "id": "A-v1", "robot": "panda"}}, "env.robot: got 'panda', allowed: left"),
         ({"env": {"id": "Pendulum-v1"}}, "env.id: got 'Pendulum-v1', allowed: none with env.kind=sim"),
         ({"stages": ()}, "nobody demonstrates Pendulum-v1. Begin with 'look' instead, as recipe=crossq does"),
-        ({"human": {"input": "scripted"}, "num_envs": 1}, "env.kind: got 'gym', allowed: sim beside an arm"),
+        ({"human": {"input": "scripted"}, "num_envs": 1}, "env.kind: got 'gym', allowed: sim with an arm"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(tmp_path: Path, changes: dict[str, Any], what: str) -> None:

@@ -80,13 +80,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Path, 
     [
         (
             {"env": {"robot": "panda"}},
-            "env.robot: got 'panda', allowed: None, as if left out: beside sources",
+            "env.robot: got 'panda', allowed: None, as if left out: with sources",
         ),
-        ({"num_envs": 4}, "num_envs: got 4, allowed: 16, as if left out: beside sources each has its own"),
+        ({"num_envs": 4}, "num_envs: got 4, allowed: 16, as if left out: with sources each has its own"),
         ({"method": {"env_steps": 7}}, "method.env_steps: got 7, allowed: 100000, as if left out"),
-        ({"method": {"kind": "ppo"}}, "method: got 'ppo', allowed: a method with a replay beside sources"),
-        ({"real_time": True}, "sources: got ['panda', 'gantry'], allowed: none beside an arm or a person"),
-        ({"human": {"input": "scripted"}}, "sources: got ['panda', 'gantry'], allowed: none beside an arm"),
+        ({"method": {"kind": "ppo"}}, "method: got 'ppo', allowed: a method with a replay for sources"),
+        ({"real_time": True}, "sources: got ['panda', 'gantry'], allowed: none with an arm or a person"),
+        ({"human": {"input": "scripted"}}, "sources: got ['panda', 'gantry'], allowed: none with an arm"),
         ({"env": {"kind": "gym", "id": "Hopper-v5"}, "stages": ["look", "evaluate"]}, "env.kind: got 'gym'"),
         ({"demos": {"path": "/"}}, "demos.path: got '/', allowed: one robot alone, for now"),
         ({"demos": {"mirror": True}}, "demos.mirror: got True, allowed: one robot alone, for now"),
@@ -158,7 +158,7 @@ def test_robots_that_show_other_elements_are_refused_before_there_is_a_folder(tm
     with pytest.raises(ConfigError) as caught:
         run(config)
     assert str(caught.value) == (
-        "sources: one policy cannot serve panda and gantry. gantry beside panda: its state elements differ: "
+        "sources: one policy cannot serve panda and gantry. gantry with panda: its state elements differ: "
         "it has x.pos, y.pos, z.pos, yaw.pos and lacks joint1.pos, joint2.pos, joint3.pos, joint4.pos, "
         "joint5.pos, joint6.pos, joint7.pos. "
         "Show what all of them have: env.state=[finger_joint1,finger_joint2,tool,goal,goal_in_tool]."

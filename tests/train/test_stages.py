@@ -105,7 +105,7 @@ def test_what_a_method_needs_besides() -> None:
             {"bc": {"policy": "runs/a/policy/base"}},
             "bc.policy: got 'runs/a/policy/base', allowed: none without",
         ),
-        ({"human": {"input": "scripted"}, "num_envs": 1}, "no `look` beside an arm"),
+        ({"human": {"input": "scripted"}, "num_envs": 1}, "no `look` with an arm"),
     ],
 )
 def test_stages_that_the_other_settings_do_not_go_with(tmp_path: Path, changes: Any, what: str) -> None:

@@ -190,7 +190,7 @@ def test_ppo_trains_the_vla_through_its_chain(method: str, unbroken: Callable[[s
     folder = Path(unbroken(method).run)
     base, final = weights(folder, "base"), weights(folder, "final")
     changed = {name.split(".")[0] for name in final if not torch.equal(final[name], base[name])}
-    assert {"eyes", "ears", "state_in", "blocks", "expert"} <= changed
+    assert {"image_encoders", "text_encoder", "state_in", "blocks", "expert"} <= changed
     assert "normaliser" not in changed
     policy: Any = load_policy(folder / "policy" / "final")[0]
     assert (policy.kind, policy.config.process, policy.config.scored) == ("small_vla", "flow_sde", 3)

@@ -87,7 +87,7 @@ def _other_stats(dataset: Dataset) -> dict[str, Any]:
     """Returns the content of meta/stats.json; nothing where it is damaged."""
     try:
         return dict(read_stats(dataset.folder, dataset.index.sums))
-    except DatasetError:  # it is written anew
+    except DatasetError:  # it is written again
         return {}
 
 

@@ -262,7 +262,7 @@ class ReplacedFiles:
 
 
 def record(folder: Path) -> int:
-    """Records the checksums of all files of a dataset anew; returns their number."""
+    """Computes the checksums of all files of a dataset again; returns their number."""
     (folder / MAIN).unlink(missing_ok=True)  # without it the other files of checksums do not count
     shutil.rmtree(folder / _FOLDER, ignore_errors=True)
     names = [*dict.fromkeys((*_unnumbered(folder), *numbered_files(folder, every=True)))]

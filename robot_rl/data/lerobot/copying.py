@@ -48,7 +48,7 @@ _ROW_GROUP_BYTES = 64 * _MB
 _OF_OLD = ("total_chunks", "total_videos")
 _TASK = "task_index"
 PLACED = ("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index", "store_episode")
-"""Columns of meta/episodes that the new dataset writes anew; so are those that begin with `PLACES`."""
+"""Columns of meta/episodes that the new dataset computes itself; so are those that begin with `PLACES`."""
 PLACES = ("data/", "videos/", "meta/episodes/", "stats/")
 _SIZES = ("chunks_size", "data_files_size_in_mb", "video_files_size_in_mb")
 _TOTALS = ("total_episodes", "total_frames", "total_tasks")
@@ -269,7 +269,7 @@ class _Copy:
         return list(dict.fromkeys(texts))
 
     def _episode_table(self) -> Any:
-        """Returns meta/episodes: columns written anew, statistics, then the columns of others."""
+        """Returns meta/episodes: new columns, statistics, then the columns of others."""
         columns = stats_columns(self.stats)
         rows = [{**row, **of} for row, of in zip(self._rows, columns, strict=True)]
         table = episode_table(rows)

@@ -2,7 +2,7 @@
 
 Datasets are copied with everything that they hold, and no video is encoded again (see `copying`). Episodes of
 a journal or of another rate, datasets of different layouts, and all with `images` or `codec` are recorded
-anew as robot_rl records: data that a recording has no place for is named and refused, unless `drop` lists it.
+again, as robot_rl records: data that a recording has no place for is refused by name, unless `drop` lists it.
 In both cases one episode is in memory at a time, and the new folder appears when it is complete.
 """
 
@@ -176,7 +176,7 @@ def filter(
 def _write(
     out: str | Path, picked: Picked, at: str, options: WriteOptions, *, is_quiet: bool = False
 ) -> Path:
-    """Copies episodes, or records them anew where they cannot be copied; returns the new folder."""
+    """Copies episodes, or records them again where they cannot be copied; returns the new folder."""
     folder = Path(out)
     for source, _ in picked:
         recorded = source.source if isinstance(source, Resampled) else source
@@ -186,8 +186,8 @@ def _write(
     picked = [(source, _begun(source, which)) for source, which in picked]
     datasets = [in_dataset(source, which) for source, which in picked]
     whole = [found for found in datasets if found is not None]
-    anew = "images" in options or "codec" in options
-    if not anew and len(whole) == len(picked) and _have_one_layout(whole, drop, at):
+    is_recorded = "images" in options or "codec" in options
+    if not is_recorded and len(whole) == len(picked) and _have_one_layout(whole, drop, at):
         if drop:
             _refuse_unknown(drop, [name for found in whole for name in _droppable(*found)], at)
         with new_folder(folder) as temporary:
@@ -207,7 +207,7 @@ def _write(
     lost = [name for name in found if name not in drop]
     if lost:
         raise DatasetError(
-            f"{at}: the episodes are recorded anew, as robot_rl records, which has no place for "
+            f"{at}: the episodes are recorded again, as robot_rl records, which has no place for "
             f"{', '.join(found[name] for name in lost)}. Leave images= and codec= out where they are given, "
             f"or name what may be lost: drop={','.join([*drop, *lost])}"
         )

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 STATE = "observation.state"
 _NUMBERS = ("float", "int", "uint", "bool")
 NOT_UNDERSTOOD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, pa.ArrowException)
-"""Errors that senseless metadata causes."""
+"""Errors that invalid metadata causes."""
 
 
 @dataclass(kw_only=True)

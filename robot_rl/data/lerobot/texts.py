@@ -47,7 +47,7 @@ class JoinedTexts:
     """The table of a new dataset, with the texts of several others."""
 
     def __init__(self, column: str, tables: Sequence[Any | None], *, keep_all: bool) -> None:
-        """Prepares to number texts anew.
+        """Prepares to number texts from the start.
 
         Args:
             column: `task_index`.

@@ -273,7 +273,7 @@ def _stats_of_row(row: Mapping[str, Any]) -> Stats:
 
 @refusing(DatasetError)
 def record_checksums(folder: str | Path) -> int:
-    """Records the checksums of all files of a dataset anew; returns their number.
+    """Computes the checksums of all files of a dataset again; returns their number.
 
     Raises:
         DatasetError: no dataset, another writer has it open, or a link in it leads nowhere.

@@ -64,7 +64,7 @@ class JournalIndex:
         self.damage: list[Problem] = []
         self.torn: dict[int, Problem] = {}
         """Segment -> unfinished write at its end."""
-        self.hurt: list[Problem] = []
+        self.damaged_last: list[Problem] = []
         """The part of `damage` inside the last write: a power cut may lose any page of that write."""
         self.last_flush = 0
         """The number of that write."""
@@ -159,26 +159,26 @@ class JournalIndex:
             for record in records
         ]
         while is_last and records and not good[-1]:  # a power cut: the disk lacks the file's end
-            self._tear(segment, records.pop())
+            self._add_torn(segment, records.pop())
             good.pop()
         begin = next((i for i, record in enumerate(records) if record.flush == last_flush), len(records))
         begin = begin if is_last else len(records)
         self._take(segment, records[:begin], good[:begin])
         if is_last:
-            hurt = [problem for before, problem in unread if before >= begin]
-            is_hurt = bool(hurt) or not all(good[begin:])
-            hurt += self._take(segment, records[begin:], good[begin:], checks=is_hurt)
-            self.last_flush, self.hurt = last_flush, hurt
+            damaged_last = [problem for before, problem in unread if before >= begin]
+            is_damaged = bool(damaged_last) or not all(good[begin:])
+            damaged_last += self._take(segment, records[begin:], good[begin:], checks=is_damaged)
+            self.last_flush, self.damaged_last = last_flush, damaged_last
 
     def _take(
         self, segment: Segment, records: list[Record], good: list[bool], *, checks: bool = False
     ) -> list[Problem]:
         """Adds the good records and returns the damage; `checks` leaves out steps that need a lost record."""
         kept = [record for record, is_good in zip(records, good, strict=True) if is_good]
-        spoiled = self._spoiled(segment, kept) if checks else set()
+        incomplete = self._incomplete(segment, kept) if checks else set()
         found: list[Problem] = []
         for record, is_good in zip(records, good, strict=True):
-            if is_good and record not in spoiled:
+            if is_good and record not in incomplete:
                 self._add(record)
                 continue
             what = segment.describe(record)
@@ -191,7 +191,7 @@ class JournalIndex:
         self.damage += found
         return found
 
-    def _spoiled(self, segment: Segment, records: list[Record]) -> set[Record]:
+    def _incomplete(self, segment: Segment, records: list[Record]) -> set[Record]:
         """Returns the steps and ends of a write that need a lost picture or a lost beginning of an episode.
 
         They would show an earlier picture, or have the instruction of another episode.
@@ -214,7 +214,7 @@ class JournalIndex:
 
         return {record for record in records if not is_whole(record)}
 
-    def _tear(self, segment: Segment, record: Record) -> None:
+    def _add_torn(self, segment: Segment, record: Record) -> None:
         """Adds a record at the end, whose header is whole and payload is not, to the unfinished write."""
         after, num_bytes = self.torn.get(segment.number), segment.size() - record.offset
         torn = segment.problem("torn", record.offset, num_bytes, record, "A write that did not finish.")

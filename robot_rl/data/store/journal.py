@@ -26,7 +26,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
 
 FORMAT = 2
-"""Of the journal and of store.json. Format 1 is a dataset folder without either."""
+"""Version of the journal and of store.json. Format 1 is a dataset folder without either."""
 
 MAGIC = b"\xf5RRJ"
 HEADER = struct.Struct("<4sHHIIQ4q4xI")

@@ -1,4 +1,4 @@
-"""What a writer does before it appends: it makes a store, mends one after a crash, or cuts it back.
+"""What a writer does before it appends: it makes a store, cleans one up after a crash, or cuts it back.
 
 A run that resumes from a checkpoint makes the steps after it a second time, and the store must hold them
 once. So a checkpoint finishes a segment of the journal; resuming removes the later segments and goes on
@@ -78,7 +78,7 @@ def recover(folder: Path, layout: Layout) -> Recovered:
             check_layout(folder, Layout(meta=dataset.meta, features=dataset.features), layout)
         make_folder(folder / "meta")
         write_store_json(folder, layout.to_json() | {"lost": []})
-    lost = mend(folder)
+    lost = clean_last_write(folder)
     for problem in (*lost, *missing_segments(folder)):  # `repair` notes the latter
         logger.warning("store %s: %s", folder, problem)
     note_all(folder)
@@ -102,24 +102,24 @@ def check_layout(folder: Path, found: Layout, layout: Layout) -> None:
         raise DatasetError(f"{folder}: the store does not fit: {problem}. Record into another folder.")
 
 
-def mend(folder: Path) -> tuple[Problem, ...]:
+def clean_last_write(folder: Path) -> tuple[Problem, ...]:
     """Takes out what a crash left of the last write, lists the losses in store.json and returns them.
 
     An unfinished end is cut off. Where records before the end are damaged, the segment is written again
     without them, and their episodes can be read. Older damage is left to `repair`.
     """
     index = JournalIndex(folder)
-    lost = [*index.hurt, *(index.torn[number] for number in sorted(index.torn))]
+    lost = [*index.damaged_last, *(index.torn[number] for number in sorted(index.torn))]
     if not lost:
         return ()
     note_lost(folder, lost)
     cut_torn(folder, index)
-    if index.hurt:
+    if index.damaged_last:
         number = max(index.segments)
-        take_out(folder, number, {problem.where for problem in index.hurt})
-        mended = JournalIndex(folder)
-        for gap in mended.gaps(known_losses(folder)):
-            episode = mended.episodes[gap.episode if gap.episode is not None else -1]
+        take_out(folder, number, {problem.where for problem in index.damaged_last})
+        cleaned = JournalIndex(folder)
+        for gap in cleaned.gaps(known_losses(folder)):
+            episode = cleaned.episodes[gap.episode if gap.episode is not None else -1]
             after = next((r for r in episode.steps if gap.first is not None and r.b > gap.first), episode.end)
             if after is not None and (after.segment, after.flush) == (number, index.last_flush):
                 lost.append(gap)

@@ -19,7 +19,7 @@ from robot_rl.data.store.finished import forget_finished
 from robot_rl.data.store.journal import Kind, Record, Segment, segment_numbers, segment_path
 from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.reader import StoreReader
-from robot_rl.data.store.recovery import mend
+from robot_rl.data.store.recovery import clean_last_write
 from robot_rl.data.store.sealed import read_info, sealed_episodes
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def seal(folder: str | Path, options: SealOptions | None = None) -> Sealed:
     StoreReader(folder)  # before a lock file is made: raises if it is no store
     lock = WriterLock(folder)
     try:
-        mend(folder)
+        clean_last_write(folder)
         return seal_episodes(folder, options or SealOptions())
     finally:
         lock.release()
@@ -85,10 +85,10 @@ def seal_episodes(
         meta, features = source.layout.meta, source.features
         images = options.images or _images(folder)
         with DatasetWriter(folder, meta, features, images=images, codec=options.codec) as out:
-            spoiled: set[int] = set()  # parts of one episode go in order, or not at all
+            refused_numbers: set[int] = set()  # parts of one episode go in order, or not at all
             for i in waiting:
                 number = source.store_episode(i)
-                if number in spoiled:
+                if number in refused_numbers:
                     continue
                 try:
                     episode = source.read(i)
@@ -96,7 +96,7 @@ def seal_episodes(
                 except DatasetError as error:
                     if isinstance(error.__cause__, OSError | MemoryError):  # the episode is not at fault
                         raise
-                    spoiled.add(number)
+                    refused_numbers.add(number)
                     refused.append(str(error))
                     continue
                 sealed += 1

@@ -1,4 +1,4 @@
-"""Makes a dataset into a store; one of an older format is written anew, and the original is kept.
+"""Makes a dataset into a store; one of an older format is written again, and the original is kept.
 
 Format 1 is older than stores: a dataset with one file for all episodes, without sources, policy versions
 and stamps. Sealing cannot append to it.

@@ -83,7 +83,7 @@ class StoreWriter:
         quality: int = 90,
         segment_bytes: int = 256 << 20,
     ) -> None:
-        """Opens a store to append to, or makes it; mends what a crash left.
+        """Opens a store to append to, or makes it; cleans up what a crash left.
 
         Args:
             meta: what the episodes are of; `instruction` is the default of every episode.
@@ -536,9 +536,9 @@ class StoreWriter:
 
     def _failure(self, error: BaseException | None) -> DatasetError:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what, mend = ("the disk is full", "make room") if full else ("writing failed", "mend it")
+        what, remedy = ("the disk is full", "make room") if full else ("writing failed", "repair it")
         why = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        then = f"{mend}, then flush() writes them; appending goes on after that."
+        then = f"{remedy}, then flush() writes them; appending goes on after that."
         if not self._flusher.is_alive:
             then = "they are lost. Close this writer and open another."
         return DatasetError(

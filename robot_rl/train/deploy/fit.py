@@ -28,7 +28,7 @@ def check_fit(meta: PolicyMeta, config: EnvConfig, station: StationConfig) -> No
     Args:
         meta: what the policy was made for.
         config: the env it was trained in.
-        station: where it shall act.
+        station: where it has to act.
 
     Raises:
         ConfigError: names everything that differs.
@@ -38,7 +38,7 @@ def check_fit(meta: PolicyMeta, config: EnvConfig, station: StationConfig) -> No
     if problems:
         raise ConfigError(
             f"station {station.name} does not fit the policy: {'; '.join(problems)}. "
-            "Deploy to the station it was trained for, mend the station file, or train for this one."
+            "Deploy to the station it was trained for, correct the station file, or train for this one."
         )
 
 

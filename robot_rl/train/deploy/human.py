@@ -102,10 +102,10 @@ class Intervening(VectorEnv):
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Asks the person, executes theirs or the policy's action, judges; begins the next episode."""
         if active is not None and not np.all(active):
-            raise ConfigError(f"{self.task}: an arm with a person beside it cannot be masked; got {active}.")
+            raise ConfigError(f"{self.task}: an arm with a person cannot be masked; got {active}.")
         wanted = np.asarray(actions, np.float32)
         intent = self._teleop.read(wanted[0])
-        self._heed(intent)
+        self._follow(intent)
         sent = self._action(intent) if intent.takes_over else wanted
         obs, reward, terminated, truncated, infos = self.env.step(sent)
         success, failed = self._judge(obs, bool(infos["success"][0]), bool(terminated[0]), intent)
@@ -141,7 +141,7 @@ class Intervening(VectorEnv):
         self.instruction = str(state["instruction"])
         return self.env.load_state_dict(state["env"])
 
-    def _heed(self, intent: Intent) -> None:
+    def _follow(self, intent: Intent) -> None:
         """Stops if the person asks for it, and takes the instruction that they typed."""
         if intent.stop:
             self.env.safe_stop()

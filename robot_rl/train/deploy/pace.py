@@ -1,4 +1,4 @@
-"""Control ticks at absolute deadlines: a late one is counted, and the next are not hurried."""
+"""Control ticks at absolute deadlines: a late one is counted, and the next are not shorter."""
 
 from __future__ import annotations
 

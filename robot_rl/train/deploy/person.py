@@ -1,4 +1,4 @@
-"""A scripted person, for simulated arms: watches, takes over late and clumsily, gives control back.
+"""A scripted person, for simulated arms: watches, takes over late and imprecisely, gives control back.
 
 It imitates a person with a keyboard: it notices a failing episode only after a while, reacts after a
 delay, moves slower than the expert and misses its aim a little, and watches less often as time goes by.
@@ -72,7 +72,7 @@ class ScriptedPerson:
         """Confirms at once."""
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Has nothing to close."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all that decides what the person does next."""
@@ -107,7 +107,7 @@ class ScriptedPerson:
         return progress >= self._from + self._config.gives_back or held_s >= self._config.longest_s
 
     def _hand(self) -> Array:
-        """Returns the expert's action of a moment ago, slower and shaky."""
+        """Returns the expert's action of a moment ago, slower and with noise."""
         action = self._seen[0].copy()
         arm = slice(0, len(action) - self._has_gripper)
         action[arm] = self._config.speed * action[arm] + self._rng.normal(

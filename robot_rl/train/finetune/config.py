@@ -53,7 +53,7 @@ class FinetuneConfig(FinetuneSettings):
     robot: str | None = None
     """A robot that the dataset's joints must fit; nothing is compared if None."""
     history: int | tuple[int, ...] = 0
-    """Control steps over which the change of the state is given beside it, to every learner: one number,
+    """Control steps over which the change of the state is given in addition, to every learner: one number,
     or several, as `[1,4]`; 0: not."""
     last_action: bool = False
     """Gives the last action too, and its change over `history`; `small_vla` predicts distances from it."""

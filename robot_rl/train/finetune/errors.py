@@ -2,7 +2,7 @@
 
 The error is the mean absolute difference over the valid steps of a chunk and over the joints, each
 divided by the standard deviation of that joint's actions in the training episodes: 1 is as wrong
-as the mean action would be, roughly. Beside it stands the same in the dataset's own units
+as the mean action would be, roughly. It is also given in the dataset's own units
 (radians, where these are joint positions), by group of joints. Chunks of one episode resemble each
 other, so intervals are of a bootstrap over whole episodes.
 B chunks, H chunk length, A action dim, E episodes, R resamples.

@@ -1,6 +1,6 @@
 """How long to train, if not given: until validation episodes among the training ones get no better.
 
-Few demonstrations are soon learned by heart, many are not. The policy is trained once without the
+Few demonstrations are soon memorised, many are not. The policy is trained once without the
 validation episodes and looked at twice in every pass over its data; the run then takes as many
 passes over all its training episodes as that one had taken at its best.
 """

@@ -1,4 +1,4 @@
-"""What `policy=` may name; without torch, so that a mistake is answered before it is loaded."""
+"""What `policy=` may name; without torch, so that mistakes are found before torch is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN = ("small_vla",)
 PLAIN = ("act", "diffusion")
 FLOWS = ("smolvla", "pi0", "pi05")
 NAMES = (*OWN, *PLAIN, *FLOWS)
-"""What `policy=` makes anew."""
+"""Policies that `policy=` makes; all else is a saved one."""
 
 
 def saved_folder(policy: str, *, at: str = "policy") -> Path | None:
@@ -57,7 +57,7 @@ def is_ours(policy: str, *, at: str = "policy") -> bool:
 
 
 def kind_of(policy: str) -> str:
-    """Returns the kind of what `policy=` names; of a model of the hub, its name there."""
+    """Returns the kind of the policy that `policy=` names; for a model of the hub, its name."""
     folder = saved_folder(policy)
     if folder is None:
         return Path(policy).name

@@ -1,6 +1,6 @@
 """Policies by name, from a folder, or from the hub: what `policy=` may be.
 
-Names of ours and of LeRobot's are built anew for the dataset; a saved policy goes on with the
+Names of ours and of LeRobot's make a new policy for the dataset; a saved policy goes on with the
 statistics of the dataset, after its state, actions and cameras were compared.
 """
 
@@ -29,7 +29,7 @@ Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
 
 PICTURES: dict[str, tuple[int, int]] = {"tiny": (48, 64), "small": (96, 128)}
-"""Height and width of the pictures of policies made anew, by size."""
+"""Height and width of the pictures of new policies, by size."""
 
 _SMALL: dict[str, dict[str, Any]] = {
     "act": {
@@ -105,7 +105,7 @@ def new_lerobot(config: FinetuneConfig, name: str, facts: DatasetFacts, generato
 
 
 def new_options(config: FinetuneConfig, name: str) -> dict[str, Any]:
-    """Returns the options of a LeRobot policy made anew; those of the run only for its own policy."""
+    """Returns the options of a new LeRobot policy; those of the run only for its own policy."""
     horizon = config.horizon
     settings: dict[str, Any] = {"chunk_size": horizon, "n_action_steps": horizon}
     if name == "diffusion":
@@ -173,14 +173,14 @@ def check_features(at: str, policy: Module, meta: PolicyMeta, facts: DatasetFact
             shown = ", ".join(only[:8]) if only else "the same names in another order"
             raise CheckpointError(
                 f"policy: {at} was trained with {len(have)} {what} elements, the dataset has {len(want)}; "
-                f"they differ in: {shown}. Fine-tune it on data of its own robot, or start anew by name."
+                f"they differ in: {shown}. Fine-tune it on data of its own robot, or name a new policy."
             )
     cameras = tuple(getattr(getattr(policy, "config", None), "cameras", ()))
     lacking = [camera for camera in cameras if camera not in facts.cameras]
     if lacking:
         raise CheckpointError(
             f"policy: {at} sees {', '.join(lacking)}, the dataset's cameras are: "
-            f"{', '.join(facts.cameras) or 'none'}. Record that camera, or start anew by name."
+            f"{', '.join(facts.cameras) or 'none'}. Record that camera, or name a new policy."
         )
 
 

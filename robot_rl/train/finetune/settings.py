@@ -47,11 +47,11 @@ class FinetuneSettings:
     policy: str = "small_vla"
     """A policy by name, a folder with a saved one, or a LeRobot model `<owner>/<name>` of the hub."""
     size: Size = "small"
-    """Of a policy made anew: `tiny` for tests, `small` for a laptop, `full` as its authors have it."""
+    """Of a new policy: `tiny` for tests, `small` for a laptop, `full` as its authors have it."""
     options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings of the policy itself, such as `options.depth=4`."""
     horizon: int = 16
-    """H, control steps of a chunk: of a policy made anew, and of the errors."""
+    """H, control steps of a chunk: of a new policy, and of the errors."""
     cache: str | None = None
     """Folder in which decoded pictures stay for later runs; None: in the run folder, until it ends."""
     cache_gb: float = 8.0
@@ -100,7 +100,7 @@ class FinetuneSettings:
         self._require("minutes", self.minutes is None or self.minutes > 0, "above 0")
         if self.updates is not None and self.minutes is not None:
             raise ConfigError(
-                f"{self.at}minutes: got {self.minutes:g} beside {self.at}updates={self.updates}, allowed: "
+                f"{self.at}minutes: got {self.minutes:g} with {self.at}updates={self.updates}, allowed: "
                 "one of the two. Leave minutes out for the same bytes every time, or updates for a length in "
                 "time."
             )

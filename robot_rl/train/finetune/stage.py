@@ -91,7 +91,7 @@ def _check_names(at: str, have: tuple[str, ...], want: tuple[str, ...]) -> None:
     raise CheckpointError(
         f"{at}: was trained with {len(have)} elements, the env has {len(want)}; they differ in: "
         f"{', '.join(only[:8]) or 'their order'}. Set env.robot and env.state to what it was trained with, "
-        "or start anew: finetune.policy=small_vla."
+        "or start a new one: finetune.policy=small_vla."
     )
 
 

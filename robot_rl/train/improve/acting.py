@@ -28,7 +28,7 @@ from robot_rl.train.session import Session
 
 
 def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
-    """Returns what collects: an acting copy of the policy in each of the run's envs.
+    """Returns the sources of a run: an acting copy of the policy in each of its envs.
 
     Args:
         session: the run's session.
@@ -48,7 +48,7 @@ def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
 
 
 def source_in(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> Source:
-    """Returns what collects for the run's method in an env."""
+    """Returns the source of the run's method in an env."""
     return (method_of(config).make_source or step_by_step)(config, policy, env, name)
 
 
@@ -60,7 +60,7 @@ def step_by_step(
     *,
     advise: Callable[[], Array] | None = None,
 ) -> InlineSource:
-    """Returns a source of single control steps, of the usual methods; of `advise` see `InlineSource`."""
+    """Returns a source of single control steps, as most methods have; `advise`: see `InlineSource`."""
 
     def seed(stream: str) -> int:
         return train_seed(config.seed, f"{stream} {name}" if name else stream)
@@ -77,7 +77,7 @@ def step_by_step(
 
 
 def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name: str) -> Source:
-    """Returns what collects, under the run's leases; called in the actor's process."""
+    """Returns the source, under the run's leases; called in the actor's process."""
     torch.set_num_threads(1)
     base, _ = load_policy(folder / "policy" / "base")
     method = method_of(config)

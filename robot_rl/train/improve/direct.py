@@ -71,7 +71,7 @@ def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Mo
 
 
 def _pictures(config: RunConfig, base: SavedPolicy) -> dict[str, Any]:
-    """Returns the settings of what the actor sees besides the state; none if that is nothing."""
+    """Returns the settings of what the actor sees in addition to the state; none if that is nothing."""
     own: Any = config.policy if base.kind == NOISE else vars(base)["config"]
     cameras = getattr(own, "cameras", ())
     if not cameras:

@@ -137,7 +137,7 @@ def test_a_picture_that_cannot_be_kept_holds_its_step_up(bench: Any, monkeypatch
     append(bench, writer, 1)
     append(bench, writer, 2)
     appended.set()
-    message = r"writing failed \(MemoryError: \)\. 1 steps are safe, 2 wait in memory: mend it, then flush"
+    message = r"writing failed \(MemoryError: \)\. 1 steps are safe, 2 wait in memory: repair it, then flush"
     for _ in range(3):
         with pytest.raises(DatasetError, match=message):
             writer.flush()

@@ -488,3 +488,15 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_happened() -> None:
     second = learner(make())
     second.load_state_dict(first.state_dict())
     assert [float(second.update(demonstration())["loss"]) for _ in range(3)] == losses[3:]
+    third, saved = learner(make()), first.state_dict()
+    for part in ("policy", "average"):  # as a checkpoint of before 2026-11-25 has them
+        saved[part] = {
+            name.replace("image_encoders.", "eyes.").replace("text_encoder.", "ears."): tensor
+            for name, tensor in saved[part].items()
+        }
+        assert "ears.queries" in saved[part]
+    third.load_state_dict(saved)
+    assert [float(third.update(demonstration())["loss"]) for _ in range(3)] == losses[3:]
+    del saved["average"]["ears.queries"]
+    with pytest.raises(KeyError, match=r"text_encoder\.queries"):
+        third.load_state_dict(saved)

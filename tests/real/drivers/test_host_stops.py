@@ -506,5 +506,5 @@ def test_a_plan_that_waited_beside_a_hold_is_overtaken_by_it(tmp_path):
     )
     for waited, sent in ((Waited(plan, Control(operation="hold", by="test")), 0), (Waited(plan), 1)):
         host._link = cast("Link", waited)
-        host._obey()
+        host._read_messages()
         assert len(arm.plans) == sent

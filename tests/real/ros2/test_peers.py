@@ -122,7 +122,7 @@ def test_a_response_of_another_definition_says_so(node: DdsNode):
 
     other.participant.reader("rq/oddRequest", request, QoS(), answer, opaque=True)
     client = node.create_client(TRIGGER, "/odd")
-    with pytest.raises(Ros2Error, match=r"/odd .* answered what is not ours .* Set ROS_DISTRO"):
+    with pytest.raises(Ros2Error, match=r"/odd .* sent an answer that cannot be read: .* Set ROS_DISTRO"):
         client.call(node.message(f"{TRIGGER}_Request"), 20.0)
     wait_for(lambda: node.participant.bad_samples.get("rr/oddReply") == 1)
     other.close()

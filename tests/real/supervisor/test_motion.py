@@ -14,7 +14,7 @@ from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.real.messages import ArmState, Array, Plan
 from robot_rl.real.station import load_station
 from robot_rl.real.supervisor.limiter import Limiter
-from robot_rl.real.supervisor.pace import Pace, be_punctual
+from robot_rl.real.supervisor.pace import Pace, raise_priority
 from robot_rl.real.supervisor.plan import Aim, JerkLimited
 from tests.real.supervisor.rig import two_joint_station
 
@@ -286,15 +286,15 @@ def test_priority_is_asked_for_and_never_insisted_on(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.nice", refuse)
     switch_s = sys.getswitchinterval()
     try:
-        assert be_punctual() == (
+        assert raise_priority() == (
             "normal (SCHED_FIFO: [Errno 1] not permitted; nice: [Errno 1] not permitted)"
         )
         assert not gc.isenabled()
         assert sys.getswitchinterval() == pytest.approx(2e-4)
         monkeypatch.setattr("os.nice", lambda step: step)
-        assert be_punctual() == "nice -10 (SCHED_FIFO: [Errno 1] not permitted)"
+        assert raise_priority() == "nice -10 (SCHED_FIFO: [Errno 1] not permitted)"
         monkeypatch.setattr("os.sched_setscheduler", lambda *_: None)
-        assert be_punctual() == "SCHED_FIFO 50"
+        assert raise_priority() == "SCHED_FIFO 50"
     finally:
         sys.setswitchinterval(switch_s)
         gc.enable()

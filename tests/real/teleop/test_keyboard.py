@@ -135,7 +135,7 @@ def test_a_question_waits_for_enter_and_heeds_stop(typist: Typist) -> None:
     thread.join(10.0)
     assert answered.is_set()
     typist.type("x")
-    with pytest.raises(DeviceError, match="the person said stop when asked: Again"):
+    with pytest.raises(DeviceError, match="the person stopped at the question: Again"):
         typist.keyboard.ask("Again?")
 
 

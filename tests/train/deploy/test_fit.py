@@ -108,4 +108,4 @@ def test_all_differences_are_said_at_once(meta: PolicyMeta) -> None:
     assert "control rate: 30.0 in training, 20.0 there" in message
     assert "cameras: [front] in training, [side] there" in message
     assert "depth" in message
-    assert message.endswith("mend the station file, or train for this one.")
+    assert message.endswith("correct the station file, or train for this one.")

@@ -332,7 +332,7 @@ def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:
 
 
 def test_shares_of_a_batch_leave_room_for_new_steps() -> None:
-    with pytest.raises(ConfigError, match=r"human.ratio: got 0.6 beside method.demo_ratio 0.5"):
+    with pytest.raises(ConfigError, match=r"human.ratio: got 0.6 with method.demo_ratio 0.5"):
         RunConfig(num_envs=1, human=HumanConfig(input="scripted", ratio=0.6))
     with pytest.raises(ConfigError, match="num_envs: got 16, allowed: 1 with an arm or a person"):
         RunConfig(num_envs=16, real_time=True)

@@ -64,7 +64,7 @@ def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["dataset=.", "updtes=3"], "updtes: no such key. Did you mean 'updates'?"),
         (["dataset=.", "precision=fp8"], "precision: got 'fp8', allowed: one of 'fp32', 'bf16', 'fp16'."),
         (["resume=/no/such"], "resume: '/no/such' is no run folder, it has no config.yaml."),
-        (["resume=x", "updates=3"], "resume: got other settings beside it (updates=3), allowed: none."),
+        (["resume=x", "updates=3"], "resume: got other settings with it (updates=3), allowed: none."),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ def test_no_dataset(tmp_path: Path) -> None:
         ({"heldout": 0}, "heldout: got 0, allowed: 1 or more"),
         ({"updates": 0}, "updates: got 0, allowed: 1 or more, or null"),
         ({"minutes": 0.0}, "minutes: got 0.0, allowed: above 0"),
-        ({"minutes": 2.0, "updates": 5}, "minutes: got 2 beside updates=5, allowed: one of the two"),
+        ({"minutes": 2.0, "updates": 5}, "minutes: got 2 with updates=5, allowed: one of the two"),
         ({"accumulate": 0}, "accumulate: got 0, allowed: 1 or more"),
         ({"history": -1}, "history: got -1, allowed: 0 or more, or a list of different numbers from 1"),
         ({"history": [1, 1]}, r"history: got \(1, 1\), allowed: 0 or more, or a list"),

@@ -255,7 +255,7 @@ def test_a_flow_that_another_run_cloned_is_fine_tuned(tmp_path: Path) -> None:
         ({"finetune": {"policy": "smolvla"}}, "finetune.policy: got 'smolvla', allowed: small_vla, or the "),
         ({"finetune": {"policy": "own/name"}}, "finetune.policy: got 'own/name', allowed: small_vla, or "),
         ({"finetune": {"policy": "smal_vla"}}, r"finetune.policy: no policy and .* Did you mean 'small_vla'"),
-        ({"finetune": {"updates": 3, "minutes": 1}}, "finetune.minutes: got 1 beside finetune.updates=3"),
+        ({"finetune": {"updates": 3, "minutes": 1}}, "finetune.minutes: got 1 with finetune.updates=3"),
         ({"finetune": {"batch": 0}}, "finetune.batch: got 0, allowed: 1 or more"),
         ({"finetune": {"lr": -1.0}}, "finetune.lr: got -1.0"),
         ({"finetune": {"precision": "fp16"}}, "finetune.precision: got 'fp16' with device=cpu"),
