@@ -5,7 +5,7 @@ B envs, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -60,6 +60,7 @@ def assemble(
     *,
     latent_dim: int = 0,
     online: Callable[[ReplayBuffer], Any] = lambda replay: replay,
+    reads: Collection[str] = (),
 ) -> Run:
     """Returns the loop in which `algorithm` trains `policy` on what it replays.
 
@@ -71,12 +72,13 @@ def assemble(
         draw: returns a batch.
         latent_dim: elements of the noise behind each chunk, if the replay is to keep it.
         online: returns what is drawn from of a source's replay.
+        reads: names in the policy's encoding that the algorithm reads, all if empty; the replay keeps these.
     """
     config, phase = session.config, settings_of(session.config, OffPolicySettings)
     session.counters.updates = 0
     sources = sources_of(session, start, policy)
     budgets = [source.env_steps for source in config.acting.values()]
-    keep = _encodings(config, policy)
+    keep = _encodings(config, policy, reads)
     experience, sampler = _replay(config, start, latent_dim, online, keep, lambda: session.counters.updates)
     seed = train_seed(config.seed, f"{config.method.kind} batches")
     learner = Learner(
@@ -104,7 +106,7 @@ def assemble(
     return run
 
 
-def _encodings(config: RunConfig, policy: Module) -> Keep | None:
+def _encodings(config: RunConfig, policy: Module, reads: Collection[str]) -> Keep | None:
     """Returns what encodes pictures for the replay, once, where the policy's encoder does not learn.
 
     None where the replay keeps observations: without pictures, or mixed with those of earlier runs.
@@ -114,8 +116,9 @@ def _encodings(config: RunConfig, policy: Module) -> Keep | None:
 
     def keep(obs: Mapping[str, Any]) -> dict[str, Any]:
         tensors = {key: torch.as_tensor(value, device=config.device) for key, value in obs.items()}
-        encoded = {name: value.cpu().numpy() for name, value in policy.encode(tensors).items()}
-        return encoded | {key: value for key, value in obs.items() if key == PRIVILEGED}
+        encoded = policy.encode(tensors)
+        kept = {name: encoded[name].cpu().numpy() for name in reads or encoded}
+        return kept | {key: value for key, value in obs.items() if key == PRIVILEGED}
 
     return keep
 

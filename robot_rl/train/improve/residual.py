@@ -43,7 +43,8 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     algorithm = resolve("algorithm", "residual", at="residual")(
         policy, cfg.algorithm, train_seed(config.seed, "residual"), **how
     )
-    return off_policy.assemble(session, start, policy, algorithm, off_policy.steps(cfg)), policy
+    draw = off_policy.steps(cfg)
+    return off_policy.assemble(session, start, policy, algorithm, draw, reads=["features"]), policy
 
 
 RESIDUAL = Method(make_policy=make_policy, assemble=assemble)
