@@ -32,6 +32,7 @@ from robot_rl.core.files import (
 )
 from robot_rl.core.refusal import refusal, refusals, refusing
 from robot_rl.core.renamed import use_present_names
+from robot_rl.policies.given_encoder import differences
 from robot_rl.policies.saved import HEAD, NEEDS, WEIGHTS, read_head
 from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
 
@@ -142,15 +143,7 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
 
 def _check_tensors(folder: Path, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Refuses anything that would leave a tensor untrained or unused."""
-    problems = [f"{name} is missing" for name in own if name not in saved]
-    problems += [f"{name} is unexpected" for name in saved if name not in own]
-    for name in own.keys() & saved.keys():
-        have, want = saved[name], own[name]
-        if have.shape != want.shape or have.dtype != want.dtype:
-            problems.append(
-                f"{name} is {have.dtype} {tuple(have.shape)}, not {want.dtype} {tuple(want.shape)}"
-            )
-    if problems:
+    if problems := differences(own, saved):
         more = f" and {len(problems) - 6} more" if len(problems) > 6 else ""
         raise CheckpointError(
             f"{folder}: the weights do not fit the policy that {HEAD} describes: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.policies.given_encoder import load_image_encoders
 from robot_rl.rollout.envs import simulation
 from robot_rl.train.config import RunConfig
 from robot_rl.train.experience import Draws
@@ -57,7 +59,11 @@ def assemble_cloning(
         action_dim=len(episodes.meta.action_names),
         normaliser=Normaliser.fit(episodes.obs, episodes.action),
         generator=generator(seed, "policy"),
-    ).to(config.device)
+    )
+    if config.bc.encoder is not None:
+        digest = load_image_encoders(policy.encoder, Path(config.bc.encoder))
+        session.display.message(f"image encoders: {config.bc.encoder}, SHA-256 {digest}")
+    policy = policy.to(config.device)
     algorithm = resolve("algorithm", "bc", at="bc")(
         policy, config.bc.algorithm, train_seed(seed, "bc"), total_updates=config.bc.updates
     )

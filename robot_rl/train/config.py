@@ -104,6 +104,9 @@ class CloningSettings:
     policy: str | None = None
     """Folder of a base that is taken as it is: one that an earlier run cloned (`<run>/policy/base`), or a
     small VLA (`<finetune run>/policy`). The section `policy` is not read then."""
+    encoder: str | None = None
+    """File of tensors that the image encoders begin with: `policy.safetensors` of a policy with the same
+    cameras and encoders, or those of one encoder, which every camera takes."""
 
     def __post_init__(self) -> None:
         require(self.updates >= 0, "bc.updates", self.updates, "0 or more")
@@ -370,6 +373,11 @@ class RunConfig:
                 f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, the policy "
                 "of a `robot-rl finetune` run, or leave bc.policy out: then a base is cloned."
             )
+        if self.bc.encoder is not None and not Path(self.bc.encoder).is_file():
+            raise ConfigError(
+                f"bc.encoder: no file {self.bc.encoder!r}. Name the policy.safetensors of a saved policy, as "
+                "in <run>/policy/base, or leave bc.encoder out: then image encoders are drawn."
+            )
         filtered = self.demos.filter.updates
         allowed = "0 with bc.policy, which is not cloned again"
         require(filtered == 0 or self.bc.policy is None, "demos.filter.updates", filtered, allowed)
@@ -440,8 +448,16 @@ class RunConfig:
                 f"stages: got 'demos', but nobody demonstrates {self.env.id}. Begin with 'look' instead, as "
                 "recipe=crossq does, or give recorded episodes: demos.path=<folder>."
             )
-        given = self.bc.policy
-        require(given is None or "clone" in plan, "bc.policy", given, "none without the stage `clone`")
+        for name, given in (("policy", self.bc.policy), ("encoder", self.bc.encoder)):
+            require(given is None or "clone" in plan, f"bc.{name}", given, "none without the stage `clone`")
+        given = self.bc.encoder
+        require(
+            given is None or self.bc.policy is None, "bc.encoder", given, "none with bc.policy, which has one"
+        )
+        sees = bool(getattr(self.policy, "cameras", ()))
+        require(
+            given is None or sees, "bc.encoder", given, "none without policy.cameras, whose pictures it reads"
+        )
         if "look" not in plan:
             return
         if "demos" in plan:

@@ -466,7 +466,7 @@ def _absolute(config: RunConfig) -> RunConfig:
     return replace(
         config,
         demos=replace(config.demos, path=absolute(config.demos.path)),
-        bc=replace(config.bc, policy=absolute(config.bc.policy)),
+        bc=replace(config.bc, policy=absolute(config.bc.policy), encoder=absolute(config.bc.encoder)),
         finetune=replace(config.finetune, policy=absolute(tuned) or config.finetune.policy),
         replay=replace(config.replay, reuse=reuse),
         human=replace(config.human, classifier=absolute(config.human.classifier)),

@@ -120,3 +120,27 @@ def test_critics_read_the_privileged_state_where_there_is_one(tmp_path: Path) ->
     config = seeing(tmp_path, "residual", env={**env, "privileged": True}, policy={"width": 16})
     with pytest.raises(ConfigError, match=r"allowed: false where the policy sees the whole state"):
         run(config)
+
+
+def test_cloning_begins_with_the_image_encoders_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = ["demos", "clone", "evaluate"]
+    first = Path(run(seeing(tmp_path / "one", "residual", stages=stages)).run)
+    weights = first / "policy" / "base" / "policy.safetensors"
+    given: dict[str, Any] = {"updates": 0, "encoder": str(weights)}
+    again = Path(run(seeing(tmp_path / "two", "residual", stages=stages, bc=given)).run)
+    one, other = (load_policy(folder / "policy" / "base")[0] for folder in (first, again))
+    assert isinstance(one, torch.nn.Module)
+    assert isinstance(other, torch.nn.Module)
+    mine, theirs = one.state_dict(), other.state_dict()
+    images = [name for name in mine if name.startswith("encoder.images.")]
+    assert images
+    for name in images:
+        assert mine[name].equal(theirs[name]), name
+    assert "SHA-256 " in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"bc.encoder: no file '/no/such'. Name the policy.safetensors"):
+        seeing(tmp_path, "residual", bc={"encoder": "/no/such"})
+    blind = {"policy": {"width": 16}, "env": {"task": "reach"}}
+    with pytest.raises(ConfigError, match=r"bc.encoder: got .*, allowed: none without policy.cameras"):
+        seeing(tmp_path, "residual", **blind, bc={"encoder": str(weights)})
