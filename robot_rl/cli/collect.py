@@ -77,6 +77,9 @@ Examples:
   robot-rl collect policy=runs/<folder> episodes=200 out=demos/improved
   robot-rl collect policy=runs/<folder> keep.fastest=0.8 keep.smoothest=0.8 out=demos/chosen
   robot-rl collect policy=runs/<folder> cameras=front images=video out=demos/for_a_vla
+  robot-rl collect env.kind=process env.python=metaworld/bin/python env.id=my_suites:meta_world
+                   env.settings.name=pick-place-v3 env.settings.max_episode_steps=150
+                   env.expert=metaworld.policies:SawyerPickPlaceV3Policy out=demos/pick_place
 """
 
 _FREE = ("episodes", "attempts", "keep.fastest", "keep.smoothest")
