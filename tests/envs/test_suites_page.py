@@ -73,7 +73,7 @@ def my_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 @pytest.mark.parametrize("suite", ["lift", "meta_world"])
 def test_suites_are_mended(suite: str, sparse: bool, caplog: pytest.LogCaptureFixture) -> None:
     gym._say_that_seeds_decide_nothing.cache_clear()
-    gymnasium.register("Meta-World/MT1", entry_point=lambda env_name, seed: Suite(), max_episode_steps=500)
+    gymnasium.register("Meta-World/MT1", entry_point=_reach, max_episode_steps=500)
     settings = {"sparse": sparse, "max_episode_steps": 4} | (
         {"name": "reach"} if suite == "meta_world" else {}
     )
