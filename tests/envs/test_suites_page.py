@@ -75,7 +75,7 @@ def test_suites_are_mended(suite: str, sparse: bool, caplog: pytest.LogCaptureFi
     gym._say_that_seeds_decide_nothing.cache_clear()
     gymnasium.register("Meta-World/MT1", entry_point=_reach, max_episode_steps=500)
     settings = {"sparse": sparse, "max_episode_steps": 4} | (
-        {"name": "reach"} if suite == "meta_world" else {}
+        {"name": "reach-v3"} if suite == "meta_world" else {}
     )
     try:
         env = GymVectorEnv(f"my_suites:{suite}", settings=settings, autoreset="disabled")
