@@ -29,9 +29,12 @@ class EnvConfig:
     """`sim`: a task of ours. `gym`: whatever `gymnasium.make` makes. `process`: the same in processes, of
     another Python if wanted. Or the name of a plug-in's simulator."""
     id: str | None = None
-    """But for kind=sim: `Hopper-v5`, or `package:Name-v0`. Of the rest, `settings` alone is read then."""
+    """But for kind=sim: `Hopper-v5`, or `package:Name-v0`. Read too: `settings` and `expert`."""
     settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """But for kind=sim: keyword arguments of `gymnasium.make`, or of the plug-in."""
+    expert: str | None = None
+    """Of kind=gym and kind=process: who demonstrates there. `module:function`, from the environment's own
+    observation to its action; or `module:class`, whose objects have `get_action`."""
     python: str | None = None
     """Of kind=process: the Python that has the environment's packages; this one if None."""
     workers: int = 0
@@ -71,6 +74,11 @@ class EnvConfig:
         require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
         if self.kind != "process":
             self._require_defaults(OTHER_PYTHON, "left out but with env.kind=process")
+        if self.kind not in ("gym", "process"):
+            self._require_defaults(("expert",), "left out but with env.kind=gym or process")
+        elif self.expert is not None:
+            given = all(self.expert.partition(":"))
+            require(given, "env.expert", self.expert, "module:function or module:class")
         require_fields(self, "env.", "0 or more", "workers")
         require(self.timeout_s > 0, "env.timeout_s", self.timeout_s, "above 0")
         if self.kind == "sim":
@@ -95,6 +103,11 @@ class EnvConfig:
     def name(self) -> str:
         """The task's name, or the environment's id."""
         return self.task if self.id is None else self.id
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether somebody demonstrates: tasks of ours have a scripted expert."""
+        return self.kind == "sim" or self.expert is not None
 
 
 def check_names(task: str | None, robot: str | None, *, at: str) -> None:

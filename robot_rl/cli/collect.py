@@ -6,7 +6,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,11 +19,10 @@ from robot_rl.core.room import check_room
 from robot_rl.data.collecting import COLLECTED, as_json, check_settings, collecting, is_published, remove
 from robot_rl.data.keep import KeepConfig, describe_refused
 from robot_rl.policies.saved import policy_folder, read_head
-from robot_rl.sim.config import check_names, check_num_envs, making
+from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, making
 
 if TYPE_CHECKING:
     from robot_rl.hal.vector import VectorEnv
-    from robot_rl.sim.vector import EnvConfig
     from robot_rl.train.collect import Actor, Collection
 
 SUMMARY = "record episodes of a scripted expert or of a policy, as a LeRobot dataset"
@@ -31,6 +30,8 @@ SUMMARY = "record episodes of a scripted expert or of a policy, as a LeRobot dat
 _HELP = """\
 Usage: robot-rl collect task=<name> out=<folder> [episodes=100] [bias_m=0] [noise_m=0.01] [key=value ...]
        robot-rl collect policy=<run> out=<folder> [episodes=100] [keep.<setting>=...] [key=value ...]
+       robot-rl collect env.kind=process env.id=<id> env.expert=<module:function> out=<folder>
+                        [env.python=...] [env.settings.<key>=...] [env.workers=...] [env.timeout_s=...]
 
 Runs the task's scripted expert, or a policy, and writes its episodes as a LeRobotDataset v3.
 `robot-rl train demos.path=<folder>` and `robot-rl finetune dataset=<folder>` learn from it. The seeds of
@@ -43,6 +44,9 @@ says otherwise.
 policy=  a run folder (its final policy), its policy folder such as runs/<folder>/policy/base, or any
          folder with a policy.json. Task, robot and env settings are those of the run. The policy acts
          without exploration. Only successful episodes are kept, unless keep.success=false.
+
+env.*    an environment of others, of kind gym or process, and who demonstrates there: a function of its
+         own observation, or a class with get_action. See docs/suites.md.
 
 Which episodes are kept (until there are `episodes` of them, or `attempts` were begun):
   keep.success=true|false     only successful episodes
@@ -73,6 +77,9 @@ Examples:
   robot-rl collect policy=runs/<folder> episodes=200 out=demos/improved
   robot-rl collect policy=runs/<folder> keep.fastest=0.8 keep.smoothest=0.8 out=demos/chosen
   robot-rl collect policy=runs/<folder> cameras=front images=video out=demos/for_a_vla
+  robot-rl collect env.kind=process env.python=metaworld/bin/python env.id=my_suites:meta_world
+                   env.settings.name=pick-place-v3 env.settings.max_episode_steps=150
+                   env.expert=metaworld.policies:SawyerPickPlaceV3Policy out=demos/pick_place
 """
 
 _FREE = ("episodes", "attempts", "keep.fastest", "keep.smoothest")
@@ -90,6 +97,8 @@ class CollectConfig:
     """The policy's own task if None."""
     policy: str | None = None
     """Folder of a run or of a saved policy; None for the scripted expert."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """An environment of others, with its expert, in the place of `task` and `robot`."""
     robot: str | None = None
     """The robot of the policy or of the task if None."""
     episodes: int = 100
@@ -128,7 +137,9 @@ class CollectConfig:
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
         allowed = f"{self.episodes} or more, as many as episodes"
         require(self.attempts is None or self.attempts >= self.episodes, "attempts", self.attempts, allowed)
-        if self.policy is None and self.task is None:
+        if self.env != EnvConfig():
+            self._check_env()
+        elif self.policy is None and self.task is None:
             raise ConfigError(
                 "task: missing. Give it as `task=<text>`. Or give policy=runs/<folder>, which has a task."
             )
@@ -138,6 +149,17 @@ class CollectConfig:
                 f"bias_m: got {self.bias_m} and noise_m {self.noise_m} with policy={self.policy}, allowed: "
                 "neither. They are the scripted expert's: leave them out, or leave policy out."
             )
+
+    def _check_env(self) -> None:
+        """Refuses an environment without an expert, and what is said of our tasks beside it."""
+        if self.env.kind == "sim" or self.env.expert is None:
+            raise ConfigError(
+                "env: allowed: env.kind=gym or process, env.id=<id> and env.expert=<module:function>, whose "
+                "episodes are recorded. Tasks of ours have settings of their own: task=, robot=, cameras=."
+            )
+        usual = {setting.name: setting.default for setting in fields(self)}
+        for name in ("task", "policy", "robot", "bias_m", "noise_m", "cameras", "image_size"):
+            require(getattr(self, name) == usual[name], name, getattr(self, name), "left out beside env.*")
 
 
 def run(argv: list[str]) -> int:
@@ -171,11 +193,11 @@ def _collect(options: CollectConfig) -> None:
     keep = replace(keep, success=options.policy is not None if keep.success is None else keep.success)
     attempts = options.episodes if keep.takes_all else options.attempts or 10 * options.episodes
     who = f"policy {options.policy} in" if options.policy else "expert of"
-    print(f"{who} {env_config.task}: {options.episodes} episodes", file=sys.stderr)
+    print(f"{who} {env_config.name}: {options.episodes} episodes", file=sys.stderr)
     if waits := making(options.num_envs):
         print(waits, file=sys.stderr)
     settings = _identity(options) | as_json({"env": asdict(env_config), "policy_crc32": _crc_of(options)})
-    device, holder = simulation(env_config, options.num_envs), f"collect {env_config.task}"
+    device, holder = simulation(env_config, options.num_envs), f"collect {env_config.name}"
     with opened(device, holder=holder, wait_s=options.lease_wait_s) as env:
         chosen(env.state_names, options.state, at="state")  # finds a mistake before the collection
         actor = make_actor(env)
@@ -198,7 +220,7 @@ def _collect(options: CollectConfig) -> None:
                     source="demo" if options.policy is None else "sim",
                     on_batch=lambda passed, note: progress.update(passed, note=note),
                 )
-            asked = {"task": env_config.task, "policy": options.policy, "seed": options.seed}
+            asked = {"task": env_config.name, "policy": options.policy, "seed": options.seed}
             facts = {**asked, **_facts(found, keep), "out": options.out, "settings": _asked(options)}
             into.publish(found.places.tolist(), facts)
 
@@ -221,9 +243,10 @@ def config(words: list[str]) -> CollectConfig:
 
 
 def _asked(options: CollectConfig) -> dict[str, Any]:
-    """Returns all settings but `out` and `lease_wait_s`."""
-    left_out = ("out", "lease_wait_s")
-    return {name: value for name, value in as_json(asdict(options)).items() if name not in left_out}
+    """Returns all settings but `out` and `lease_wait_s`, and an env that is not given."""
+    left_out = ("out", "lease_wait_s", *(("env",) if options.env == EnvConfig() else ()))
+    given = {name: value for name, value in asdict(options).items() if name not in left_out}
+    return as_json(given)
 
 
 def _identity(options: CollectConfig) -> dict[str, Any]:
@@ -240,7 +263,6 @@ def _crc_of(options: CollectConfig) -> int | None:
 
 def _env_and_actor(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorEnv], Actor]]:
     """Returns the settings of the env, and a function that makes the actor."""
-    from robot_rl.sim.vector import EnvConfig
     from robot_rl.train.collect import expert_actor, open_policy, policy_actor
     from robot_rl.train.config import check_device
 
@@ -250,9 +272,10 @@ def _env_and_actor(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorE
 
     if options.policy is None:
         how: dict[str, float] = {"bias_m": options.bias_m, "noise_m": options.noise_m}
-        assert options.task is not None, "CollectConfig has one of the two"
-        env = EnvConfig(task=options.task, robot=options.robot)
-        return with_cameras(env), partial(expert_actor, **how, seed=options.seed)
+        make = partial(expert_actor, **how, seed=options.seed)
+        if options.task is None:  # then there is an env: CollectConfig says so
+            return options.env, make
+        return with_cameras(EnvConfig(task=options.task, robot=options.robot)), make
     check_device(options.device)
     policy, meta, env = open_policy(options.policy)
     env = replace(env, task=options.task or env.task, robot=options.robot or env.robot)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from robot_rl.core.registry import TABLE
 
-FOREIGN_ENV = ("kind", "id", "settings", "num_threads")
+FOREIGN_ENV = ("kind", "id", "settings", "expert", "num_threads")
 """What is read of `env` where it is no task of ours."""
 OTHER_PYTHON = ("python", "workers", "timeout_s")
 """What is read of `env` where it is in other processes, in addition."""
@@ -51,11 +51,15 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     env, demos = _part(found, "env"), dict(_part(found, "demos"))
     if env:
         kind = env.get("kind", "sim")
-        read = {*(env if kind == "sim" else FOREIGN_ENV)} - {*OTHER_PYTHON}
+        read = {*env} - {"expert"} if kind == "sim" else {*FOREIGN_ENV}
+        read -= {*OTHER_PYTHON}
         read |= {*(OTHER_PYTHON if kind == "process" else ())}
         found["env"] = {name: value for name, value in env.items() if name in read}
     if demos and not _part(demos, "filter").get("updates"):
         demos.pop("filter", None)
+    if env.get("kind", "sim") != "sim":
+        for name in ("bias_m", "noise_m"):
+            demos.pop(name, None)
     if demos and demos.get("path") is None:
         for name in ("read", "by"):
             demos.pop(name, None)

@@ -7,6 +7,7 @@ B environments, A action dim, D elements of the state.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import mmap
@@ -19,7 +20,7 @@ from multiprocessing.connection import Connection
 if __name__ == "__main__":
     sys.path[0] = os.getcwd()  # in the place of this folder, whose `gym.py` would hide the package
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -33,9 +34,14 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
     Layout = dict[str, tuple[tuple[int, ...], str]]
 
-STEP, RESET = b"s", b"r"
+STEP, RESET, ADVISE = b"s", b"r", b"a"
 PICTURE = "image"
 """Name of the camera where the whole observation is one picture."""
+_EXPERTS = (
+    "Allowed: module:function, or module:class with get_action or __call__; either takes the environment's "
+    "own observation and returns its action. Modules are those of the environment's Python, or in the "
+    "working folder."
+)
 
 
 class EnvError(Exception):
@@ -54,7 +60,7 @@ class Envs:
     first = 0
     """Number of the first one among those of all workers, for messages."""
 
-    def __init__(self, env_id: str, num: int, settings: Mapping[str, Any]) -> None:
+    def __init__(self, env_id: str, num: int, settings: Mapping[str, Any], expert: str | None = None) -> None:
         """Makes them.
 
         Args:
@@ -62,12 +68,16 @@ class Envs:
                 returns one.
             num: B.
             settings: keyword arguments of either, `max_episode_steps` among them.
+            expert: who demonstrates; see `_maker_of`.
 
         Raises:
             EnvError: it cannot be made, or no policy can serve its spaces.
         """
         settings = dict(settings)
         self._name = env_id
+        self._make_expert = None if expert is None else _maker_of(expert)
+        self._experts: list[Callable[[Any], Any] | None] = [None] * num
+        self._seen: list[Any] = [None] * num
         self._envs = [_make_first(env_id, settings), *(_make(env_id, settings) for _ in range(num - 1))]
         first = self._envs[0]
         if first.render_mode == "rgb_array":
@@ -119,7 +129,14 @@ class Envs:
             "actions": flatdim(first.action_space),
             "state_names": [stem.format(name=n, i=i) for n, size in sizes.items() for i in range(size)],
             "pictures": {of: list(self._parts[name][1].shape) for name, of in self._cameras.items()},
+            "repeats": self._repeats(first),
         }
+
+    def _repeats(self, env: Any) -> bool:
+        """Returns whether its seed decides how an episode begins, whatever was played before."""
+        seen, _, again = (copy.deepcopy(env.reset(seed=seed)[0]) for seed in (1, 2, 1))
+        paths = [path for path, _ in self._parts.values()]
+        return all(np.array_equal(_at(seen, path), _at(again, path)) for path in paths)
 
     def reset(self, rows: Iterable[int]) -> Sequence[int]:
         """Begins episodes with the seeds in `seed`, and writes their first observations.
@@ -131,6 +148,7 @@ class Envs:
             EnvError: an observation is not finite.
         """
         for i in rows:
+            self._experts[i] = self._make_expert() if self._make_expert else None
             self._write(i, self._envs[i].reset(seed=int(self.arrays["seed"][i]))[0])
         return ()
 
@@ -163,13 +181,36 @@ class Envs:
                 )
         return ()
 
+    def advise(self, rows: Iterable[int]) -> Sequence[int]:
+        """Writes what the expert would do now into `action`, within the bounds.
+
+        Returns:
+            The rows whose episodes were lost: none here.
+
+        Raises:
+            EnvError: that is no action.
+        """
+        span = np.where(self._high > self._low, self._high - self._low, 1.0)
+        for i in rows:
+            expert = self._experts[i]
+            assert expert is not None, "there is no expert"
+            action = np.asarray(expert(self._seen[i]), np.float64)
+            if action.shape != self._action_shape or not np.isfinite(action).all():
+                raise EnvError(
+                    "env",
+                    f"{self._name}: env {self.first + i}: the expert's action is {action}, allowed: "
+                    f"{self._action_shape} finite numbers. Look at env.expert.",
+                )
+            shares = np.clip((action - self._low) / span, 0.0, 1.0)
+            self.arrays["action"][i] = (2.0 * shares - 1.0).ravel()
+        return ()
+
     def _write(self, i: int, seen: Any) -> None:
         """Writes what an environment showed into row i."""
+        self._seen[i] = seen
         state, at = self.arrays["state"][i], 0
         for name, (path, part) in self._parts.items():
-            value = seen
-            for key in path:
-                value = value[key]
+            value = _at(seen, path)
             if name in self._cameras:
                 self.arrays[f"{self._cameras[name]}.rgb"][i] = value
             else:
@@ -238,6 +279,13 @@ def _bytes(shape: Sequence[int], dtype: str) -> int:
     return -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
 
 
+def _at(seen: Any, path: tuple[str, ...]) -> Any:
+    """Returns the part of an observation to which the keys lead."""
+    for key in path:
+        seen = seen[key]
+    return seen
+
+
 def _camera_names(paths: Sequence[tuple[str, ...]]) -> dict[str, str]:
     """Returns a name for each picture: its last key, or all keys where two pictures have that in common."""
     last = [path[-1:] for path in paths]
@@ -288,6 +336,30 @@ def _make(env_id: str, settings: Mapping[str, Any]) -> Any:
         raise _not_made(env_id, error) from error
 
 
+def _maker_of(expert: str) -> Callable[[], Callable[[Any], Any]]:
+    """Returns what makes the expert of an episode: a function of the environment's own observation.
+
+    Args:
+        expert: `module:function`, that function; or `module:class`, an object of which is made for each
+            episode without arguments, and acts by `get_action(observation)`, or as a function itself.
+
+    Raises:
+        EnvError: there is none.
+    """
+    module, _, name = expert.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise EnvError("config", f"env.expert: {expert!r}: {error}. {_EXPERTS}") from error
+    if isinstance(found, type):
+        acts = next((name for name in ("get_action", "__call__") if hasattr(found, name)), None)
+        if acts is not None:
+            return lambda: getattr(found(), acts)
+    elif callable(found):
+        return lambda: found
+    raise EnvError("config", f"env.expert: got {expert!r}, which is {found!r}. {_EXPERTS}")
+
+
 def check_id(env_id: str) -> None:
     """Raises `EnvError` for an environment that nobody registered; `package:Name-v0` is found when made."""
     if ":" not in env_id:
@@ -319,8 +391,8 @@ def serve(host: Connection, memory: int) -> None:
 
     Args: memory: file descriptor of the arrays of all workers.
     """
-    env_id, count, settings = json.loads(host.recv_bytes())
-    envs = Envs(env_id, count, settings)
+    env_id, count, settings, expert = json.loads(host.recv_bytes())
+    envs = Envs(env_id, count, settings, expert)
     host.send_bytes(json.dumps({"spec": envs.spec}).encode())
     num, first = json.loads(host.recv_bytes())
     buffer = mmap.mmap(memory, 0)
@@ -330,10 +402,9 @@ def serve(host: Connection, memory: int) -> None:
     host.send_bytes(b"")
     while True:
         request = host.recv_bytes()
-        if request == STEP:
-            envs.step(np.flatnonzero(arrays["asked"]).tolist())
-        elif request == RESET:
-            envs.reset(np.flatnonzero(arrays["asked"]).tolist())
+        does = {STEP: envs.step, RESET: envs.reset, ADVISE: envs.advise}.get(request)
+        if does is not None:
+            does(np.flatnonzero(arrays["asked"]).tolist())
         else:
             try:
                 picture = envs.picture(int(request))

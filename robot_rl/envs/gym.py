@@ -10,8 +10,11 @@ B envs, A action dim, D elements of the state.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,6 +27,8 @@ from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
 from robot_rl.envs import foreign
 from robot_rl.envs.foreign import EnvError, Envs
 from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask
+
+logger = logging.getLogger(__name__)
 
 _NO_FILMS = "Without films: video.episodes=0 video.failures=0."
 
@@ -38,6 +43,7 @@ class Rows(Protocol):
 
     def reset(self, rows: Array) -> Sequence[int]: ...
     def step(self, rows: Array) -> Sequence[int]: ...
+    def advise(self, rows: Array) -> Sequence[int]: ...
     def picture(self, i: int) -> Array: ...
     @property
     def close(self) -> Callable[[], Any]: ...
@@ -57,6 +63,7 @@ class GymVectorEnv(VectorEnv):
         *,
         autoreset: Literal["same_step", "disabled"] = "same_step",
         settings: Mapping[str, Any] | None = None,
+        expert: str | None = None,
         envs: Rows | None = None,
     ) -> None:
         """Makes the environments.
@@ -67,7 +74,10 @@ class GymVectorEnv(VectorEnv):
             autoreset: whether the env begins the next episode itself.
             settings: keyword arguments of `gymnasium.make`, `max_episode_steps` among them. With
                 `render_mode="rgb_array"` there are pictures, where the environment can draw.
-            envs: that many, made elsewhere; None makes them here.
+            expert: who demonstrates: `module:function`, from the environment's own observation to its action.
+                Or `module:class`: an object of which is made for each episode without arguments, and acts by
+                `get_action(observation)`, or as a function itself.
+            envs: that many with that expert, made elsewhere; None makes them here.
 
         Raises:
             ConfigError: no such environment, a package is missing, episodes never end, or spaces that no
@@ -76,8 +86,10 @@ class GymVectorEnv(VectorEnv):
         require(num_envs >= 1, f"{env_id}: num_envs", num_envs, "1 or more")
         if envs is None:
             with as_ours():
-                envs = Envs(env_id, num_envs, settings or {})
-        self._envs, spec = envs, envs.spec
+                envs = Envs(env_id, num_envs, settings or {}, expert)
+        self._envs, spec, self._expert = envs, envs.spec, expert
+        if not spec["repeats"]:
+            _say_that_seeds_decide_nothing(env_id)
         self.render_mode, self._render_modes = spec["render_mode"], spec["render_modes"]
         self.num_envs, self.task, self.robot, self.instruction = num_envs, env_id, env_id, env_id
         self.caps, self.says_success = frozenset[str](), False
@@ -204,6 +216,31 @@ class GymVectorEnv(VectorEnv):
             return int(self._seed[i])
         return int(EpisodeRng(self._seed[i], self._episode[i]).key[0]) % EVAL_SEED_START
 
+    # Demonstrations
+
+    def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> GymExpert:
+        """Returns who demonstrates. Bias and noise are those of our tasks' experts: nothing happens here.
+
+        Raises:
+            ConfigError: nobody does.
+        """
+        if self._expert is None:
+            raise ConfigError(
+                f"env.expert: missing: nobody demonstrates {self.task}. Name a function of the environment's "
+                "own observation, env.expert=module:function, or give recorded episodes, demos.path=<folder>."
+            )
+        return GymExpert(self.advised)
+
+    def advised(self) -> Array:
+        """Returns what the expert would do now (B, A), in [-1, 1]; see `expert`."""
+        rows = np.arange(self.num_envs)
+        while len(rows):
+            with as_ours():
+                rows = np.asarray(self._envs.advise(rows), int)  # those to be asked again
+            if len(rows):
+                self._restore(rows)
+        return self._envs.arrays["action"].copy()
+
     # Resume
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,6 +298,23 @@ class GymVectorEnv(VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Closes the environments."""
         self._envs.close()
+
+
+@dataclass(frozen=True)
+class GymExpert:
+    """Demonstrates in all environments."""
+
+    act: Callable[[], Array]
+    """Returns actions (B, A) for what they show now."""
+
+
+@functools.cache
+def _say_that_seeds_decide_nothing(env_id: str) -> None:
+    logger.warning(
+        "%s: the same seed began two different episodes: evaluations are not repeated exactly, nor is a "
+        "resumed run. Have its reset(seed=...) draw everything from the seed; docs/suites.md shows how.",
+        env_id,
+    )
 
 
 def check_id(env_id: str) -> None:

@@ -11,6 +11,7 @@ B envs.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import logging
@@ -32,12 +33,14 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.machine import usable_cores
 from robot_rl.envs import foreign
-from robot_rl.envs.foreign import RESET, STEP, EnvError
+from robot_rl.envs.foreign import ADVISE, RESET, STEP, EnvError
 from robot_rl.envs.gym import GymVectorEnv, as_ours
 
 logger = logging.getLogger(__name__)
 
 _TAIL_LINES, _TAIL_BYTES = 5, 4096
+_LOG_BYTES = 2**20
+"""Of what a worker printed; more is forgotten."""
 _RESTARTS = 3
 """Restarts of a worker without an answer between them; after more it counts as failed."""
 _OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -58,6 +61,7 @@ class ProcessVectorEnv(GymVectorEnv):
         *,
         autoreset: Literal["same_step", "disabled"] = "same_step",
         settings: Mapping[str, Any] | None = None,
+        expert: str | None = None,
         python: str | None = None,
         workers: int = 0,
         timeout_s: float = 60.0,
@@ -69,6 +73,7 @@ class ProcessVectorEnv(GymVectorEnv):
             num_envs: B.
             autoreset: see `GymVectorEnv`.
             settings: see `GymVectorEnv`.
+            expert: see `GymVectorEnv`; it acts in the processes too.
             python: path of the other Python, 3.9 or later, with Gymnasium 0.29 or later; None: this one.
             workers: number of processes; 0: one for each core, at most B.
             timeout_s: longest time of a step or reset; a worker that takes longer is started again.
@@ -80,8 +85,9 @@ class ProcessVectorEnv(GymVectorEnv):
         path = program(python)
         count = min(num_envs, workers or usable_cores())
         with as_ours():
-            envs = Workers(path, env_id, num_envs, dict(settings or {}), count, timeout_s)
-        super().__init__(env_id, num_envs, autoreset=autoreset, envs=envs)
+            what = (env_id, dict(settings or {}), expert)
+            envs = Workers(path, what, num_envs, count, timeout_s)
+        super().__init__(env_id, num_envs, autoreset=autoreset, expert=expert, envs=envs)
 
 
 def program(python: str | None) -> str:
@@ -101,8 +107,15 @@ class Workers:
     may_lose = True
 
     def __init__(
-        self, python: str, env_id: str, num: int, settings: Mapping[str, Any], count: int, timeout_s: float
+        self,
+        python: str,
+        what: tuple[str, Mapping[str, Any], str | None],
+        num: int,
+        count: int,
+        timeout_s: float,
     ) -> None:
+        """Starts `count` processes; `what`: id, settings and expert of the `num` environments."""
+        env_id, settings, expert = what
         ends = np.linspace(0, num, count + 1).round().astype(int).tolist()
         self._rows = [range(*pair) for pair in itertools.pairwise(ends)]
         self._memory = _unnamed_file(_SHARED if os.path.isdir(_SHARED) else None)
@@ -111,7 +124,7 @@ class Workers:
         """Ends the processes; so does losing this object."""
         try:
             for rows in self._rows:
-                asks = json.dumps([env_id, len(rows), settings]), json.dumps([num, rows.start])
+                asks = json.dumps([env_id, len(rows), settings, expert]), json.dumps([num, rows.start])
                 self._all.append(_Worker(python, self._memory, asks, timeout_s, env_id))
             self.spec: dict[str, Any] = [worker.spec() for worker in self._all][-1]
             arrays = foreign.layout(self.spec, num)
@@ -130,6 +143,10 @@ class Workers:
     def step(self, rows: NDArray[Any]) -> Sequence[int]:
         """See `foreign.Envs.step`."""
         return self._ask(STEP, rows)
+
+    def advise(self, rows: NDArray[Any]) -> Sequence[int]:
+        """See `foreign.Envs.advise`."""
+        return self._ask(ADVISE, rows)
 
     def picture(self, i: int) -> NDArray[Any]:
         """See `foreign.Envs.picture`."""
@@ -161,6 +178,7 @@ class _Worker:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self._log = _unnamed_file()
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # so that it can be emptied meanwhile
         variables = {name: value for name, value in os.environ.items() if name not in _OF_THIS_PYTHON}
         with theirs:
             fds = (theirs.fileno(), self._memory)
@@ -198,6 +216,8 @@ class _Worker:
         is_done = self._answer(self._timeout_s) is not None
         if is_done:
             self._failures = 0
+            if os.fstat(self._log).st_size > _LOG_BYTES:
+                os.truncate(self._log, 0)
         return is_done
 
     def _answer(self, within_s: float) -> dict[str, Any] | None:

@@ -54,6 +54,7 @@ def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_s
     """
     if config.kind != "sim":
         more = {name: getattr(config, name) for name in OTHER_PYTHON if config.kind == "process"}
+        more |= {} if config.expert is None else {"expert": config.expert}
         return resolve("simulator", config.kind, at="env.kind")(
             config.id, num_envs, autoreset=autoreset, settings=config.settings, **more
         )

@@ -67,9 +67,9 @@ class DemosConfig:
     episodes: int = 100
     """Episodes started; failures stay in, they are what the critic learns contrast from."""
     bias_m: float = 0.0
-    """Offset of the expert's aim from the target, along world x."""
+    """Of our tasks: offset of the expert's aim from the target, along world x."""
     noise_m: float = 0.01
-    """Standard deviation of its aim between episodes, in x and y."""
+    """Of our tasks: standard deviation of its aim between episodes, in x and y."""
     path: str | None = None
     """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
     read: ReadingConfig = field(default_factory=ReadingConfig)
@@ -443,10 +443,11 @@ class RunConfig:
             raise ConfigError(
                 f"stages: got 'distil' with method={self.method.kind}, whose policy needs one step"
             )
-        if self.env.kind != "sim" and "demos" in plan and self.demos.path is None:
+        if not self.env.has_expert and "demos" in plan and self.demos.path is None:
             raise ConfigError(
                 f"stages: got 'demos', but nobody demonstrates {self.env.id}. Begin with 'look' instead, as "
-                "recipe=crossq does, or give recorded episodes: demos.path=<folder>."
+                "recipe=crossq does, name an expert, env.expert=module:function, or give recorded episodes, "
+                "demos.path=<folder>."
             )
         for name, given in (("policy", self.bc.policy), ("encoder", self.bc.encoder)):
             require(given is None or "clone" in plan, f"bc.{name}", given, "none without the stage `clone`")
@@ -539,9 +540,8 @@ class RunConfig:
     def _check_labelled(self) -> None:
         """Refuses what DAgger cannot label: an arm, other simulators, several sources, chunks."""
         require(not self.has_arm, "method", "dagger", "methods with a replay, for an arm or a person")
-        require(
-            self.env.kind == "sim", "env.kind", self.env.kind, "sim with method=dagger: it asks the expert"
-        )
+        allowed = "a task of ours, or env.expert=module:function, with method=dagger: it asks the expert"
+        require(self.env.has_expert, "env.kind", self.env.kind, allowed)
         require(not self.sources, "sources", list(self.sources), "none with method=dagger")
         require(self.n_exec == 1, "n_exec", self.n_exec, "1 with method=dagger, which labels single actions")
 

@@ -36,8 +36,11 @@ class Pusher(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.count, self.sum = self.count + 1, self.sum + action
-        if self.count == self.at and self.fails != "reset":
+        if self.count == self.at and self.fails not in ("reset", "expert"):
             self._fail()
+        if self.fails == "chat":
+            sys.stdout.write("x" * 2**19 + "\n")
+            sys.stdout.flush()
         reward = np.nan if self.fails == "nan" else float(self.sum[0])
         return self._look(), reward, False, self.count == 8, {"is_success": self.count >= 6}
 
@@ -55,8 +58,65 @@ class Pusher(gymnasium.Env[Any, Any]):
             raise ZeroDivisionError("a ball without a mass")
 
     def _look(self) -> dict[str, Any]:
-        position = np.array([self.own, self.sum[1]], np.float32)
+        own = np.random.default_rng().uniform() if self.fails == "seedless" else self.own
+        position = np.array([own, self.sum[1]], np.float32)
         return {"agent_pos": position, "pixels": {"top": np.full((4, 6, 3), self.count, np.uint8)}}
+
+
+class Brakes:
+    """An expert that pushes less from step to step, of itself; actions are the environment's, -2 to 2."""
+
+    def __init__(self) -> None:
+        self._push = 3.0
+
+    def get_action(self, seen: Any) -> Any:
+        self._push -= 1.0
+        return np.array([self._push, 0.01 * seen["agent_pos"][0]])
+
+
+def faints(seen: Any) -> Any:
+    """An expert whose process ends once, in the third step of the episode with seed 5."""
+    if seen["agent_pos"][0] == 5 and (seen["pixels"]["top"] == 2).all() and os.path.exists("once"):
+        os.remove("once")
+        os._exit(7)
+    return np.array([1.0, 0.5])
+
+
+def shrugs(seen: Any) -> Any:
+    """An expert who does not know."""
+    return np.array([1.0, np.nan])
+
+
+HANDS_OFF = "no function"
+
+
+class Bead(gymnasium.Env[Any, Any]):
+    """A bead on a wire, from its place to a mark; both are of the seed."""
+
+    observation_space = Box(-2.0, 2.0, (2,))
+    action_space = Box(-0.2, 0.2, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place, self.mark = self.np_random.uniform(-1.0, 1.0, 2)
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        self.place += float(action[0])
+        is_there = bool(abs(self.mark - self.place) < 0.05)
+        return self._look(), float(is_there), is_there, False, {"success": is_there}
+
+    def _look(self) -> Any:
+        return np.array([self.place, self.mark], np.float32)
+
+
+def bead() -> Bead:
+    return Bead()
+
+
+def slides(seen: Any) -> Any:
+    """Moves a bead to its mark: 2 m at most, with 0.2 m a step."""
+    return seen[1:] - seen[:1]
 
 
 def make(**settings: Any) -> Pusher:

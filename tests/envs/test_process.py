@@ -1,5 +1,6 @@
 """Environments in other processes: failures, and what they must not change."""
 
+import os
 import shutil
 import sys
 from contextlib import closing
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError, RobotRLError
-from robot_rl.envs.gym import GymVectorEnv
+from robot_rl.envs.gym import GymVectorEnv, _say_that_seeds_decide_nothing
 from robot_rl.envs.process import ProcessVectorEnv
-from robot_rl.rollout.envs import make_env
+from robot_rl.rollout.envs import make_env, make_expert
 from robot_rl.sim.config import EnvConfig
 
 PUSHER, ENDS = "foreign_envs:make", {"max_episode_steps": 9}
@@ -29,12 +30,14 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def pushers(
     num_envs: int = 4,
     *,
+    expert: str | None = None,
     timeout_s: float = 60.0,
     workers: int = 2,
     autoreset: Any = "same_step",
     **settings: Any,
 ) -> "closing[ProcessVectorEnv]":
     how: dict[str, Any] = {"autoreset": autoreset, "timeout_s": timeout_s, "workers": workers}
+    how |= {"expert": expert}
     return closing(ProcessVectorEnv(PUSHER, num_envs, settings=ENDS | settings, **how))
 
 
@@ -135,6 +138,82 @@ def test_what_an_environment_raises_is_said(settings: dict[str, Any], message: s
             [env.step(action) for action in actions(4)]
 
 
+def test_an_expert_acts_in_the_environments_units_and_is_another_one_in_each_episode() -> None:
+    named: dict[str, Any] = {"expert": "foreign_envs:Brakes", "autoreset": "disabled"}
+    with (
+        pushers(2, **named) as ours,
+        closing(GymVectorEnv(PUSHER, 2, settings=ENDS, **named)) as theirs,
+    ):
+        for env in (ours, theirs):
+            for seed in (10, 50):
+                env.reset(seed=seed)
+                act = make_expert(env, bias_m=0.0, noise_m=0.01, noise_seed=3).act
+                # 2, 1, 0, ... and 0.01 of the seed, of 2 at most
+                pushes = np.array([[2.0, 1.0, 0.0], [0.01 * seed, 0.01 * seed, 0.01 * seed]]).T / 2.0
+                given = []
+                for _ in pushes:
+                    given.append(act()[0])
+                    env.step(given[-1][None].repeat(2, axis=0))
+                np.testing.assert_allclose(given, pushes, rtol=1e-6)
+
+
+def test_an_expert_whose_process_ends_is_asked_again(tmp_path: Path) -> None:
+    with pushers(expert="foreign_envs:faints", autoreset="disabled") as env:
+        env.reset(seed=5)
+        expert = env.expert()
+        for _ in range(2):
+            env.step(expert.act())
+        (tmp_path / "once").touch()
+        np.testing.assert_array_equal(expert.act(), np.tile(np.array([0.5, 0.25], np.float32), (4, 1)))
+        assert not (tmp_path / "once").exists()
+        obs, *_, truncated, _ = env.step(expert.act())
+        assert not truncated.any()  # nothing was lost: the steps were played again
+        np.testing.assert_array_equal(obs["state"], [[5, 1.5], [6, 1.5], [7, 1.5], [8, 1.5]])
+
+
+@pytest.mark.parametrize(
+    ("expert", "message"),
+    [
+        ("nowhere:act", r"env\.expert: 'nowhere:act': No module named 'nowhere'\. Allowed: module:function"),
+        ("foreign_envs:missing", r"env\.expert: got 'foreign_envs:missing', which is None\. Allowed"),
+        ("foreign_envs:HANDS_OFF", r"which is 'no function'\. Allowed: module:function, or module:class"),
+    ],
+)
+def test_an_expert_that_is_not_there_is_named(expert: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ProcessVectorEnv(PUSHER, 1, settings=ENDS, expert=expert)
+
+
+def test_what_an_expert_gives_is_an_action() -> None:
+    with pushers(2, workers=1, expert="foreign_envs:shrugs") as env:
+        env.reset(seed=5)
+        message = r"env 0: the expert's action is \[ 1\. nan\], allowed: \(2,\) finite numbers\. Look at env"
+        with pytest.raises(RobotRLError, match=message):
+            env.expert().act()
+    with pushers(1, workers=1) as env, pytest.raises(ConfigError, match=r"nobody demonstrates .*env\.expert"):
+        env.expert()
+
+
+def test_what_an_environment_prints_fills_no_disk() -> None:
+    with pushers(1, workers=1, fails="chat") as env:
+        env.reset(seed=5)
+        log: Any = env._envs
+        sizes = []
+        for action in actions(6, 1):  # 2^19 bytes each
+            env.step(action)
+            sizes.append(os.fstat(log._all[0]._log).st_size)
+        assert max(sizes) <= 2**20
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_seed_that_decides_nothing_is_told_once(is_told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    _say_that_seeds_decide_nothing.cache_clear()
+    for _ in range(2):
+        GymVectorEnv(PUSHER, 2, settings=ENDS | {"fails": "seedless" if is_told else ""})
+    told = [line for line in caplog.messages if "the same seed began two different episodes" in line]
+    assert len(told) == is_told
+
+
 def test_a_state_goes_on_to_the_same_bytes_in_other_processes() -> None:
     with pushers() as env, pushers() as fresh:
         env.reset(seed=5)
@@ -168,3 +247,7 @@ def test_settings_of_processes_are_refused_elsewhere() -> None:
         EnvConfig(workers=2)
     with pytest.raises(ConfigError, match=r"env\.timeout_s: got 0"):
         EnvConfig(kind="process", id=PUSHER, timeout_s=0.0)
+    with pytest.raises(ConfigError, match=r"env\.expert: got 'a:b', allowed: left out but with"):
+        EnvConfig(expert="a:b")
+    with pytest.raises(ConfigError, match=r"env\.expert: got 'act', allowed: module:function or"):
+        EnvConfig(kind="process", id=PUSHER, expert="act")

@@ -125,8 +125,11 @@ def test_a_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 
 def test_what_an_env_of_others_does_not_read_is_left_out() -> None:
     config = load(RunConfig, ["recipe=crossq"], config_name="train")
-    assert config.used()["env"].keys() == {"kind", "id", "settings", "num_threads"}
+    assert config.used()["env"].keys() == {"kind", "id", "settings", "expert", "num_threads"}
     assert build(RunConfig, config.used()) == config
+    words = ["recipe=residual", "env.kind=gym", "env.id=Hopper-v5", "env.expert=mine:hops"]
+    demos = load(RunConfig, words, config_name="train").used()["demos"]
+    assert demos.keys() == {"episodes", "path", "mirror"}  # and no aim of our experts
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:

@@ -1,15 +1,18 @@
 """Runs on Gymnasium environments: from nothing, cut short, evaluated again, reported by their return."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 
 from robot_rl.cli.main import main
 from robot_rl.config import build, load
 from robot_rl.core.errors import ConfigError
+from robot_rl.data.demos import load_episodes
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.report import write_report
@@ -145,3 +148,81 @@ def test_the_recipe() -> None:
         "Walker2d-v5",
         "none",
     )
+
+
+BEAD: dict[str, Any] = {
+    **SMALL,
+    "stages": ("demos", "clone", "evaluate"),
+    "num_envs": 2,
+    "n_exec": 1,
+    "env": {
+        "kind": "process",
+        "workers": 1,
+        "id": "foreign_envs:bead",
+        "settings": {"max_episode_steps": 14},
+        "expert": "foreign_envs:slides",
+    },
+    "demos": {"episodes": 20},
+    "policy": {"horizon": 1, "width": 32, "depth": 2, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 200, "batch": 64},
+    "evaluate": {"episodes": 40, "num_envs": 10, "every_env_steps": 40, "quick_episodes": 4},
+}
+
+
+@pytest.fixture
+def beads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder has the environment and its expert."""
+    shutil.copy(Path(__file__).parents[1] / "envs/foreign_envs.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("beads")
+def test_an_expert_of_an_environment_of_others_is_cloned(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = run(build(RunConfig, {**BEAD, "out": "runs"}))
+    # The farthest way is 2 m: 10 steps of 0.2 m, so the expert always arrives in 14.
+    assert (summary.demo_success, summary.says_success) == (1.0, True)
+    assert summary.final_success > 0.5
+    folder = folder_of(Path("runs"))
+    told = (folder / "config.yaml").read_text()
+    assert "expert: foreign_envs:slides" in told
+    assert "noise_m" not in told
+    assert main(["evaluate", f"run={folder}"]) == 0
+    said = capsys.readouterr().out
+    assert f"success {summary.final_success:.1%} of 40 episodes (95 % interval " in said
+    assert "the same as in training" in said
+
+
+@pytest.mark.usefixtures("beads")
+def test_a_clone_of_it_is_improved() -> None:
+    for method in ({"kind": "residual", "explore_steps": 10}, {"kind": "dagger"}):
+        online = {**method, "env_steps": 40, "batch": 8}
+        changes = {"stages": (), "method": online, "bc": {"updates": 20, "batch": 8}}
+        summary = run(build(RunConfig, {**BEAD, **changes, "out": f"runs/{method['kind']}"}))
+        assert (summary.env_steps, summary.demo_success) == (40, 1.0)
+
+
+@pytest.mark.usefixtures("beads")
+def test_its_episodes_are_collected_for_later_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    env = [
+        "env.kind=process",
+        "env.workers=1",
+        "env.id=foreign_envs:bead",
+        "env.settings.max_episode_steps=14",
+    ]
+    words = ["collect", *env, "env.expert=foreign_envs:slides", "episodes=6", "num_envs=3", "out=demos"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("demos: 6 episodes, ")
+    episodes = load_episodes("demos")
+    assert (episodes.meta.task, episodes.meta.state_names) == ("foreign_envs:bead", ("state_0", "state_1"))
+    place, mark = episodes.obs["state"].T
+    np.testing.assert_allclose(episodes.action[:, 0], np.clip((mark - place) / 0.2, -1, 1), atol=1e-5)
+    changes = {"demos": {"path": "demos"}, "bc": {"updates": 2, "batch": 8}}
+    assert run(build(RunConfig, {**BEAD, **changes, "out": "runs"})).demo_success == 1.0
+    shutil.rmtree("demos")
+    for wrong, message in (
+        (words[:5], "env: allowed: env.kind=gym or process, env.id=<id> and env.expert=<module:function>"),
+        ([*words[:6], "task=reach"], "task: got 'reach', allowed: left out beside env.*"),
+        (["collect", "env.task=reach"], "Tasks of ours have settings of their own: task=, robot=, cameras="),
+    ):
+        assert main([*wrong, "out=demos"]) == 2
+        assert message in capsys.readouterr().err
