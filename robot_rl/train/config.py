@@ -102,8 +102,9 @@ class CloningSettings:
     batch: int = 256
     algorithm: BCConfig = field(default_factory=BCConfig)
     policy: str | None = None
-    """Folder of a base that is taken as it is: one that an earlier run cloned (`<run>/policy/base`), or a
-    small VLA (`<finetune run>/policy`). The section `policy` is not read then."""
+    """Folder of a base that is taken as it is: one that an earlier run cloned (`<run>/policy/base`), a small
+    VLA (`<finetune run>/policy`), or what LeRobot saved (`<output_dir>/checkpoints/last/pretrained_model`).
+    The section `policy` is not read then."""
 
     def __post_init__(self) -> None:
         require(self.updates >= 0, "bc.updates", self.updates, "0 or more")
@@ -367,7 +368,8 @@ class RunConfig:
         if self.bc.policy is not None and not Path(self.bc.policy).is_dir():
             raise ConfigError(
                 f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, the policy "
-                "of a `robot-rl finetune` run, or leave bc.policy out: then a base is cloned."
+                "of a `robot-rl finetune` run, a folder that LeRobot saved, or leave bc.policy out: then a "
+                "base is cloned."
             )
         filtered = self.demos.filter.updates
         allowed = "0 with bc.policy, which is not cloned again"
