@@ -101,6 +101,11 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         return twin
 
     @property
+    def explorable(self) -> FlowOptions:
+        """What a method's process is put on."""
+        return self.flow
+
+    @property
     def feature_dim(self) -> int:
         """F, the length of the encoded `features`."""
         return self.state_dim + self._vlm_width

@@ -74,13 +74,15 @@ def read_lerobot_folder(folder: Path) -> LeRobotFolder:
     root = (trained.get("dataset") or {}).get("root")
     try:
         outputs = {key: _shape(feature) for key, feature in table["output_features"].items()}
-        inputs = {key: _shape(feature) for key, feature in table["input_features"].items()}
         rename = _renamed(folder)
+        inputs: dict[str, tuple[int, ...]] = {}
+        for key, feature in table["input_features"].items():
+            inputs[rename.get(str(key), str(key))] = _shape(feature)
         horizon = int(table.get("chunk_size") or table["horizon"])
         return LeRobotFolder(
             folder=folder,
             type=str(table["type"]),
-            inputs={rename.get(key, key): shape for key, shape in inputs.items()},
+            inputs=inputs,
             action_dim=outputs["action"][0],
             horizon=horizon,
             n_exec=min(int(table.get("n_action_steps", horizon)), horizon),
@@ -105,9 +107,10 @@ def names_of(info: dict[str, Any], feature: str) -> tuple[str, ...]:
 def _renamed(folder: Path) -> dict[str, str]:
     """Returns what the preprocessor renames, backwards: the policy's name -> the observation's."""
     path = folder / "policy_preprocessor.json"
-    steps = _table(path).get("steps", ()) if path.is_file() else ()
-    maps: list[dict[str, str]] = [step.get("config", {}).get("rename_map", {}) for step in steps]
-    return {after: before for found in maps for before, after in found.items()}
+    renamed: dict[str, str] = {}
+    for step in _table(path).get("steps", ()) if path.is_file() else ():
+        renamed |= step.get("config", {}).get("rename_map", {})
+    return {after: before for before, after in renamed.items()}
 
 
 def _shape(feature: dict[str, Any]) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ TABLE: dict[str, dict[str, str]] = {
         "small_vla": "robot_rl.policies.vla.small:SmallVLA",
         "lerobot": "robot_rl.policies.vla.lerobot:LeRobotPolicy",
         "lerobot_flow": "robot_rl.policies.vla.lerobot_flow:LeRobotFlowPolicy",
+        "lerobot_diffusion": "robot_rl.policies.vla.lerobot_diffusion:LeRobotDiffusionPolicy",
         "given": "robot_rl.policies.given:GivenPolicy",
         "best_of_n": "robot_rl.policies.best_of_n:BestOfN",
         "one_step": "robot_rl.policies.one_step:OneStepPolicy",

@@ -235,7 +235,7 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
         check_given(config, given, episodes_meta(env), observed(env))
         policy = given_policy(config, given, env.instruction)
         if "online" in config.plan and isinstance(config.method, ChainSettings):
-            _check_chain(config, policy.kind, vars(policy)["flow"])
+            _check_chain(config, policy.kind, cast(Any, policy).explorable)
         return policy
     policy, _ = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
     check_base(config, at, policy.kind, policy.horizon, vars(policy)["config"])

@@ -536,7 +536,8 @@ class RunConfig:
         if not is_ours(own.policy, at="finetune.policy"):
             raise ConfigError(
                 f"finetune.policy: got {own.policy!r}, allowed: {', '.join(FINETUNED)}, or the folder of one "
-                "of ours. LeRobot's are fine-tuned by `robot-rl finetune`, and improved by no method yet."
+                "of ours. LeRobot's are fine-tuned by `robot-rl finetune`; what it leaves is a base: "
+                "bc.policy=<run>/policy."
             )
         kind = kind_of(own.policy)
         if "online" in plan:

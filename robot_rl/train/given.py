@@ -95,8 +95,8 @@ def open_given(given: LeRobotFolder, *, instruction: str, is_frozen: bool = True
 
     is_flow = given.kind == "lerobot_flow"
     options = {"flow": {"process": "flow_ode"}} if is_flow else {}
-    kind = resolve("policy", given.kind if is_flow else "lerobot", at="bc.policy")
-    policy = kind.from_pretrained(given.folder, **options)
+    kind = "lerobot" if is_frozen and not is_flow else given.kind  # LeRobot's own sampling where it can be
+    policy = resolve("policy", kind, at="bc.policy").from_pretrained(given.folder, **options)
     policy.instruction = policy.instruction or instruction
     return GivenPolicy(policy, policy.state_scale()).eval() if is_frozen else policy
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from robot_rl.algos.chain_ppo import ChainPPO
-from robot_rl.algos.config.on_policy import ChainPPOConfig
 from robot_rl.cli import evaluate
 from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError
@@ -24,13 +23,15 @@ from robot_rl.policies.given import GivenPolicy
 from robot_rl.policies.vla import tiny
 from robot_rl.policies.vla.lerobot import LeRobotPolicy
 from robot_rl.policies.vla.lerobot_files import extra, quiet
-from robot_rl.policies.vla.lerobot_flow import LeRobotFlowPolicy
 from robot_rl.rollout.envs import make_env
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
 from robot_rl.train.collect import open_policy
 from robot_rl.train.config import RunConfig
+from robot_rl.train.given import find_given, given_policy
 from robot_rl.train.improve import ppo
+from robot_rl.train.improve.config import ChainSettings
+from robot_rl.train.improve.method import settings_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_hub", "whole_runs")]
 
@@ -76,6 +77,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "algorithm": {"batch": 8, "epochs": 1, "width": 8, "depth": 1, "actor_lr": 1e-3, "critic_warmup": 0},
     },
 }
+
+
+BY_DDPM = {
+    "exploration": {"process": "ddpm"},
+    "algorithm": {**METHODS["ppo"]["algorithm"], "reduction": "per_step"},
+}
+"""Of `ppo`, for a diffusion."""
 
 
 def facts_of(env_config: dict[str, Any]) -> DatasetFacts:
@@ -211,18 +219,27 @@ def test_a_frozen_base_that_sees(
     assert any(name.startswith(learned) for name in final)
 
 
-@pytest.mark.parametrize("method", ["ppo", "grpo"])
-def test_a_flow_learns_through_its_chain_and_lerobot_reads_it(
-    method: str, saved: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "method", "learns"),
+    [
+        ("smolvla", "ppo", {"action_out_proj", "vlm_with_expert"}),
+        ("smolvla", "grpo", {"action_out_proj", "vlm_with_expert"}),
+        ("diffusion", "ppo", {"unet", "rgb_encoder"}),
+    ],
+)
+def test_a_base_learns_through_its_chain_and_lerobot_reads_it(
+    kind: str, method: str, learns: set[str], saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    folder = Path(phases.run(config_of(tmp_path, saved("smolvla"), method, SEEN)).run)
+    changes = {"settings": BY_DDPM} if kind == "diffusion" else {}
+    folder = Path(phases.run(config_of(tmp_path, saved(kind), method, SEEN, **changes)).run)
     base, final = states(folder, "base"), states(folder, "final")
     changed = {name.split(".")[2] for name in final if not torch.equal(final[name], base[name])}
-    assert {"action_out_proj", "vlm_with_expert"} <= changed
+    assert learns <= changed
     first = next(row for row in read_metrics(folder / "metrics.jsonl") if f"{method}/kl" in row)
     assert first[f"{method}/kl"] < 0.1
     policy: Any = load_policy(folder / "policy" / "final")[0]
-    assert (policy.kind, policy.flow.process, policy.flow.scored) == ("lerobot_flow", "flow_sde", 3)
+    explores = policy.explorable.process, policy.explorable.scored
+    assert explores == (("ddpm", 3) if kind == "diffusion" else ("flow_sde", 3))
     theirs = folder / "policy" / "lerobot"
     with quiet():
         config = extra("lerobot.configs").PreTrainedConfig.from_pretrained(theirs)
@@ -232,15 +249,18 @@ def test_a_flow_learns_through_its_chain_and_lerobot_reads_it(
     assert all(torch.equal(weights[name.removeprefix("policy.")], final[name]) for name in final)
 
 
-def test_the_first_minibatch_has_ratio_one(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = saved("smolvla")
-    base = LeRobotFlowPolicy.from_pretrained(folder, flow={"process": "flow_ode"})
-    policy = ppo.make_policy(config_of(tmp_path, folder, "ppo", SEEN), base)
+@pytest.mark.parametrize("kind", ["smolvla", "diffusion"])
+def test_the_first_minibatch_has_ratio_one(kind: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    changes = {"settings": BY_DDPM} if kind == "diffusion" else {}
+    config = config_of(tmp_path, saved(kind), "ppo", SEEN, **changes)
+    given = find_given(config)
+    assert given is not None
+    policy = ppo.make_policy(config, given_policy(config, given, "reach"))
     obs = observation(SEEN)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         found = policy.sample(policy.encode(obs), mode="explore", record=True, generator=generator)
-    learner = ChainPPO(policy, ChainPPOConfig(actor_lr=1e-3), seed=0, num_envs=5)
+    learner = ChainPPO(policy, settings_of(config, ChainSettings).algorithm, seed=0, num_envs=5)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     metrics = learner.update_policy(obs, found.chain, torch.linspace(-1.0, 1.0, 5))
     assert float(metrics["kl"]) < 1e-9  # mean of ratio - 1 - log ratio: 0 where each ratio is 1

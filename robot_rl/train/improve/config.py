@@ -79,7 +79,7 @@ class MethodSettings(Choice):
     @classmethod
     def improves(cls, kind: str) -> bool:
         """Returns whether it improves a base of that kind; a plug-in's, if it improves all clones."""
-        is_plugin = kind not in TABLE["policy"] and not kind.startswith("lerobot_")
+        is_plugin = kind not in TABLE["policy"] and not kind.startswith(("lerobot_", "onnx"))
         return kind in cls.bases or (is_plugin and set(CLONED) <= set(cls.bases))
 
     @classmethod
@@ -252,7 +252,7 @@ class PPOSettings(ChainSettings):
     """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
 
     kind: ClassVar[str] = "ppo"
-    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED, "lerobot_flow")
+    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED, "lerobot_diffusion", "lerobot_flow")
     decisions: int = 50
     """Chunks that each env executes between two blocks of updates."""
 
@@ -266,7 +266,7 @@ class GRPOSettings(ChainSettings):
     """Whole episodes, `num_envs` at a time, in groups from the same start, through the denoising chain."""
 
     kind: ClassVar[str] = "grpo"
-    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED, "lerobot_flow")
+    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED, "lerobot_diffusion", "lerobot_flow")
     group: int = 8
     """Episodes from the same start; their advantage is (score - mean) / std of the group."""
     keep: tuple[float, float] = (0.1, 0.9)
