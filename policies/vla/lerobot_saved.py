@@ -18,8 +18,8 @@ _IMAGES = "observation.images."
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeRobotFolder:
-    """A policy that LeRobot saved, as its config.json and train_config.json describe it."""
+class GivenFolder:
+    """A policy of others as its files describe it: of LeRobot, config.json and train_config.json."""
 
     folder: Path
     type: str
@@ -45,6 +45,8 @@ class LeRobotFolder:
     @property
     def kind(self) -> str:
         """The kind of base: what the methods that can improve it ask for."""
+        if self.type.startswith("onnx"):
+            return self.type
         return "lerobot_flow" if self.type in FLOWS else f"lerobot_{self.type}"
 
     def dataset_info(self) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def lerobot_folder(given: str | Path) -> Path | None:
     return None
 
 
-def read_lerobot_folder(folder: Path) -> LeRobotFolder:
+def read_lerobot_folder(folder: Path) -> GivenFolder:
     """Reads what a folder says of its policy.
 
     Raises:
@@ -79,7 +81,7 @@ def read_lerobot_folder(folder: Path) -> LeRobotFolder:
         for key, feature in table["input_features"].items():
             inputs[rename.get(str(key), str(key))] = _shape(feature)
         horizon = int(table.get("chunk_size") or table["horizon"])
-        return LeRobotFolder(
+        return GivenFolder(
             folder=folder,
             type=str(table["type"]),
             inputs=inputs,

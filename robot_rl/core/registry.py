@@ -42,6 +42,7 @@ TABLE: dict[str, dict[str, str]] = {
         "lerobot": "robot_rl.policies.vla.lerobot:LeRobotPolicy",
         "lerobot_flow": "robot_rl.policies.vla.lerobot_flow:LeRobotFlowPolicy",
         "lerobot_diffusion": "robot_rl.policies.vla.lerobot_diffusion:LeRobotDiffusionPolicy",
+        "onnx": "robot_rl.policies.onnx_policy:OnnxPolicy",
         "given": "robot_rl.policies.given:GivenPolicy",
         "best_of_n": "robot_rl.policies.best_of_n:BestOfN",
         "one_step": "robot_rl.policies.one_step:OneStepPolicy",

@@ -26,7 +26,7 @@ from robot_rl.policies.checkpoint import PolicyMeta, check_meta, load_policy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.saved import policy_folder
 from robot_rl.policies.spec import SavedPolicy
-from robot_rl.policies.vla.lerobot_saved import LeRobotFolder, lerobot_folder, read_lerobot_folder
+from robot_rl.policies.vla.lerobot_saved import GivenFolder, lerobot_folder, read_lerobot_folder
 from robot_rl.rollout.envs import Array
 from robot_rl.rollout.stepping import seed_batches
 from robot_rl.sim.vector import EnvConfig
@@ -185,7 +185,7 @@ def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, Po
     return policy, meta, replace(env, cameras=cameras, image_size=size)
 
 
-def open_theirs(given: LeRobotFolder, dataset: Path | None) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
+def open_theirs(given: GivenFolder, dataset: Path | None) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
     """Returns a policy that LeRobot saved, and an env that shows what it reads; see `open_policy`."""
     found, apart = meta_of(given, dataset)
     meta = PolicyMeta(**vars(found), n_exec=given.n_exec)

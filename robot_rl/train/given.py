@@ -13,8 +13,9 @@ from robot_rl.core.registry import resolve
 from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
+from robot_rl.policies.onnx_saved import NOISE, onnx_folder, read_onnx_folder
 from robot_rl.policies.vla.lerobot_saved import (
-    LeRobotFolder,
+    GivenFolder,
     lerobot_folder,
     names_of,
     read_lerobot_folder,
@@ -28,14 +29,38 @@ if TYPE_CHECKING:
 _STATE, _APART = "observation.state", f"observation.{ENVIRONMENT}"
 
 
-def find_given(config: RunConfig) -> LeRobotFolder | None:
+def find_given(config: RunConfig) -> GivenFolder | None:
     """Returns what `bc.policy` says of a policy of others; None where it names one of ours."""
-    folder = config.bc.policy and lerobot_folder(config.bc.policy)
-    return read_lerobot_folder(folder) if folder else None
+    if config.bc.policy is None:
+        return None
+    if folder := lerobot_folder(config.bc.policy):
+        return read_lerobot_folder(folder)
+    return _described(folder) if (folder := onnx_folder(config.bc.policy)) else None
+
+
+def _described(folder: Path) -> GivenFolder:
+    """Returns what a graph of ONNX reads, by LeRobot's names."""
+    _, found = read_onnx_folder(folder)
+    inputs: dict[str, tuple[int, ...]] = {}
+    for key, shape in found.shapes.items():
+        if key.endswith(".rgb"):
+            inputs[f"observation.images.{key.removesuffix('.rgb')}"] = (shape[2], *shape[:2])
+        elif key != NOISE:
+            inputs[f"observation.{key}"] = shape
+    return GivenFolder(
+        folder=folder,
+        type="onnx" if NOISE in found.shapes else "onnx_without_noise",
+        inputs=inputs,
+        action_dim=found.action_dim,
+        horizon=found.horizon,
+        n_exec=found.horizon,
+        scheduler="",
+        dataset=None,
+    )
 
 
 def check_given(
-    config: RunConfig, given: LeRobotFolder, meta: EpisodesMeta, features: Mapping[str, Feature]
+    config: RunConfig, given: GivenFolder, meta: EpisodesMeta, features: Mapping[str, Feature]
 ) -> None:
     """Refuses a policy of others that does not fit the run's env, or that its method cannot improve.
 
@@ -57,7 +82,7 @@ def check_given(
     require(config.n_exec <= given.horizon, "n_exec", config.n_exec, f"1 to the base's {given.horizon}")
 
 
-def check_embodiment(at: str, given: LeRobotFolder, meta: EpisodesMeta) -> None:
+def check_embodiment(at: str, given: GivenFolder, meta: EpisodesMeta) -> None:
     """Refuses a policy of another state or action; by names, if the dataset of its training is still there.
 
     Raises:
@@ -80,7 +105,7 @@ def check_embodiment(at: str, given: LeRobotFolder, meta: EpisodesMeta) -> None:
         )
 
 
-def open_given(given: LeRobotFolder, *, instruction: str, is_frozen: bool = True) -> SavedPolicy:
+def open_given(given: GivenFolder, *, instruction: str, is_frozen: bool = True) -> SavedPolicy:
     """Returns the policy: frozen, with the state for features; or LeRobot's own, to be trained.
 
     Args:
@@ -93,6 +118,9 @@ def open_given(given: LeRobotFolder, *, instruction: str, is_frozen: bool = True
     """
     from robot_rl.policies.given import GivenPolicy
 
+    if given.kind.startswith("onnx"):
+        graph = resolve("policy", "onnx", at="bc.policy").from_folder(given.folder)
+        return GivenPolicy(graph, graph.state_scale()).eval()
     is_flow = given.kind == "lerobot_flow"
     options = {"flow": {"process": "flow_ode"}} if is_flow else {}
     kind = "lerobot" if is_frozen and not is_flow else given.kind  # LeRobot's own sampling where it can be
@@ -101,13 +129,13 @@ def open_given(given: LeRobotFolder, *, instruction: str, is_frozen: bool = True
     return GivenPolicy(policy, policy.state_scale()).eval() if is_frozen else policy
 
 
-def given_policy(config: RunConfig, given: LeRobotFolder, instruction: str) -> SavedPolicy:
+def given_policy(config: RunConfig, given: GivenFolder, instruction: str) -> SavedPolicy:
     """Returns the base of a run: frozen, unless the method learns from its chain."""
     learns = "online" in config.plan and isinstance(config.method, ChainSettings)
     return open_given(given, instruction=instruction, is_frozen=not learns)
 
 
-def meta_of(given: LeRobotFolder, dataset: Path | None) -> tuple[EpisodesMeta, tuple[str, ...]]:
+def meta_of(given: GivenFolder, dataset: Path | None) -> tuple[EpisodesMeta, tuple[str, ...]]:
     """Returns what a policy is for, and its `environment_state`, as the dataset of its training says.
 
     Args:
@@ -133,7 +161,7 @@ def meta_of(given: LeRobotFolder, dataset: Path | None) -> tuple[EpisodesMeta, t
     return meta, tuple(settings.get(ENVIRONMENT, ()))
 
 
-def _check_method(config: RunConfig, given: LeRobotFolder, at: str) -> None:
+def _check_method(config: RunConfig, given: GivenFolder, at: str) -> None:
     method = config.method
     method.check_base(at, given.kind)
     if isinstance(method, LatentSettings) and given.type == "diffusion" and given.scheduler != "DDIM":
@@ -144,7 +172,7 @@ def _check_method(config: RunConfig, given: LeRobotFolder, at: str) -> None:
         )
 
 
-def _check_shown(at: str, given: LeRobotFolder, features: Mapping[str, Feature]) -> None:
+def _check_shown(at: str, given: GivenFolder, features: Mapping[str, Feature]) -> None:
     """Refuses an env that does not show what the policy reads."""
     known = [_STATE, _APART, *(key for key in given.inputs if key.startswith("observation.images."))]
     strange = [key for key in given.inputs if key not in known]

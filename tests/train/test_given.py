@@ -13,7 +13,7 @@ from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
-from robot_rl.policies.vla.lerobot_saved import LeRobotFolder, lerobot_folder, read_lerobot_folder
+from robot_rl.policies.vla.lerobot_saved import GivenFolder, lerobot_folder, read_lerobot_folder
 from robot_rl.train.before import check_before_learner
 from robot_rl.train.config import RunConfig
 from robot_rl.train.given import check_given, find_given, meta_of
@@ -78,7 +78,7 @@ def test_what_a_folder_says(saved: Callable[..., Path]) -> None:
     assert folder is not None
     assert folder.name == "pretrained_model"
     given = read_lerobot_folder(folder)
-    assert given == LeRobotFolder(
+    assert given == GivenFolder(
         folder=folder,
         type="act",
         inputs={

@@ -33,8 +33,9 @@ DENOISING = tuple(kind for kind in PROCESSES if kind != "token")
 """Those whose chunk begins as noise."""
 FINETUNED = ("small_vla",)
 """Kinds that `robot-rl finetune` makes."""
-STRANGERS = ("lerobot_act", "lerobot_diffusion", "lerobot_flow")
-"""Kinds of base that LeRobot made: ACT, Diffusion; SmolVLA, pi0 and pi0.5 are flows."""
+STRANGERS = ("lerobot_act", "lerobot_diffusion", "lerobot_flow", "onnx", "onnx_without_noise")
+"""Kinds of base that others made. Of LeRobot: ACT, Diffusion; SmolVLA, pi0 and pi0.5 are flows. A graph of
+ONNX, with noise for an input or without."""
 NOISE = "noise"
 """The kind of a base that draws random actions."""
 
@@ -319,7 +320,7 @@ class LatentSettings(OffPolicySettings):
     """RL on the noise that the frozen base decodes."""
 
     kind: ClassVar[str] = "latent"
-    bases: ClassVar[tuple[str, ...]] = (*DENOISING, *FINETUNED, "lerobot_diffusion", "lerobot_flow")
+    bases: ClassVar[tuple[str, ...]] = (*DENOISING, *FINETUNED, "lerobot_diffusion", "lerobot_flow", "onnx")
     demo_ratio: float | None = 0.0
     """The noise behind demonstrations is unknown: only algorithm.variant=na learns from them."""
     actor: LatentActorConfig = field(default_factory=LatentActorConfig)
