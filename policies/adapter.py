@@ -5,7 +5,7 @@ B envs, H chunk length, A action dim, F feature dim.
 
 from __future__ import annotations
 
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -65,6 +65,9 @@ class FrozenBaseAdapter(PolicyAdapter):
 
     So the encoding of an observation stays the same, and a replay can keep it in the place of pictures.
     """
+
+    learns_from: ClassVar[tuple[str, ...] | None] = None
+    """Names in the encoding that its learner reads, and a replay keeps; None: all."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__(base.requires_grad_(False).eval())

@@ -26,6 +26,7 @@ class ResidualPolicy(FrozenBaseAdapter):
     """Corrects a frozen base policy; only `head` learns. Chains, and their scores, are the base's."""
 
     kind: ClassVar[str] = "residual"
+    learns_from: ClassVar[tuple[str, ...] | None] = ("features",)
 
     def __init__(
         self,

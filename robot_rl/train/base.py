@@ -37,7 +37,7 @@ from robot_rl.train.demos import (
     first_seed,
     load_demonstrations,
 )
-from robot_rl.train.given import check_given, find_given, given_policy
+from robot_rl.train.given import check_adapters, check_given, find_given, given_policy
 from robot_rl.train.hooks import group_of
 from robot_rl.train.improve.config import (
     DENOISING,
@@ -238,6 +238,7 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
             _check_chain(config, policy.kind, cast(Any, policy).explorable)
         return policy
     policy, _ = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
+    check_adapters(config, policy.kind)
     check_base(config, at, policy.kind, policy.horizon, vars(policy)["config"])
     return policy
 

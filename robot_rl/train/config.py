@@ -15,7 +15,7 @@ from robot_rl.data.reading import ReadingConfig
 from robot_rl.policies.config import ChunkPolicyConfig, PolicyConfig
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.train.finetune.names import is_ours, kind_of
-from robot_rl.train.finetune.settings import FinetuneSettings
+from robot_rl.train.finetune.settings import FinetuneSettings, LoraConfig
 from robot_rl.train.improve.config import (
     DENOISING,
     FINETUNED,
@@ -105,10 +105,14 @@ class CloningSettings:
     """Folder of a base that is taken as it is: one that an earlier run cloned (`<run>/policy/base`), a small
     VLA (`<finetune run>/policy`), or what LeRobot saved (`<output_dir>/checkpoints/last/pretrained_model`).
     The section `policy` is not read then."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters that PPO and GRPO train in the place of all weights of LeRobot's SmolVLA, pi0 or pi0.5."""
 
     def __post_init__(self) -> None:
         require(self.updates >= 0, "bc.updates", self.updates, "0 or more")
         require(self.batch >= 1, "bc.batch", self.batch, "1 or more")
+        is_fine = self.lora.rank == 0 or self.policy is not None
+        require(is_fine, "bc.lora.rank", self.lora.rank, "0 without bc.policy=<folder of LeRobot>")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from robot_rl.policies.vla.lerobot_saved import (
     read_lerobot_folder,
 )
 from robot_rl.train.config import RunConfig
+from robot_rl.train.finetune.settings import LoraConfig
 from robot_rl.train.improve.config import ChainSettings, LatentSettings
 
 if TYPE_CHECKING:
@@ -79,7 +80,15 @@ def check_given(
         _check_method(config, given, at)
     check_embodiment(at, given, meta)
     _check_shown(at, given, features)
+    check_adapters(config, given.kind)
     require(config.n_exec <= given.horizon, "n_exec", config.n_exec, f"1 to the base's {given.horizon}")
+
+
+def check_adapters(config: RunConfig, kind: str) -> None:
+    """Refuses adapters where a base of that kind does not learn by them."""
+    rank, learns = config.bc.lora.rank, isinstance(config.method, ChainSettings)
+    is_fine = rank == 0 or (learns and kind == "lerobot_flow" and "online" in config.plan)
+    require(is_fine, "bc.lora.rank", rank, "0 but with method=ppo or grpo and LeRobot's smolvla, pi0, pi05")
 
 
 def check_embodiment(at: str, given: GivenFolder, meta: EpisodesMeta) -> None:
@@ -105,13 +114,16 @@ def check_embodiment(at: str, given: GivenFolder, meta: EpisodesMeta) -> None:
         )
 
 
-def open_given(given: GivenFolder, *, instruction: str, is_frozen: bool = True) -> SavedPolicy:
+def open_given(
+    given: GivenFolder, *, instruction: str, is_frozen: bool = True, lora: LoraConfig | None = None
+) -> SavedPolicy:
     """Returns the policy: frozen, with the state for features; or LeRobot's own, to be trained.
 
     Args:
         given: which.
         instruction: what it is told where it was saved without an instruction.
         is_frozen: whether it learns nothing.
+        lora: adapters that learn in the place of all weights.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -122,7 +134,9 @@ def open_given(given: GivenFolder, *, instruction: str, is_frozen: bool = True) 
         graph = resolve("policy", "onnx", at="bc.policy").from_folder(given.folder)
         return GivenPolicy(graph, graph.state_scale()).eval()
     is_flow = given.kind == "lerobot_flow"
-    options = {"flow": {"process": "flow_ode"}} if is_flow else {}
+    options: dict[str, Any] = {"flow": {"process": "flow_ode"}} if is_flow else {}
+    if lora is not None and lora.rank:
+        options["lora"] = {"rank": lora.rank, "alpha": lora.alpha}
     kind = "lerobot" if is_frozen and not is_flow else given.kind  # LeRobot's own sampling where it can be
     policy = resolve("policy", kind, at="bc.policy").from_pretrained(given.folder, **options)
     policy.instruction = policy.instruction or instruction
@@ -131,8 +145,15 @@ def open_given(given: GivenFolder, *, instruction: str, is_frozen: bool = True) 
 
 def given_policy(config: RunConfig, given: GivenFolder, instruction: str) -> SavedPolicy:
     """Returns the base of a run: frozen, unless the method learns from its chain."""
+    import torch
+
+    from robot_rl.policies.vla.lerobot import seeded
+    from robot_rl.train.assemble import generator
+
     learns = "online" in config.plan and isinstance(config.method, ChainSettings)
-    return open_given(given, instruction=instruction, is_frozen=not learns)
+    how: dict[str, Any] = {"instruction": instruction, "is_frozen": not learns, "lora": config.bc.lora}
+    with seeded(generator(config.seed, "lora"), torch.device("cpu")):  # LeRobot draws from the global one
+        return open_given(given, **how)
 
 
 def meta_of(given: GivenFolder, dataset: Path | None) -> tuple[EpisodesMeta, tuple[str, ...]]:

@@ -175,7 +175,7 @@ def test_other_pictures(shown: dict[str, Feature], message: str, saved: Callable
         (
             "act",
             "latent",
-            r"'lerobot_act', allowed: .*lerobot_flow with method=latent",
+            r"'lerobot_act', allowed: .*lerobot_flow, onnx with method=latent",
         ),
         ("act", "ppo", r"got 'lerobot_act', allowed: .*lerobot_flow with method=ppo"),
         (

@@ -12,7 +12,7 @@ import torch
 from robot_rl.algos.chain_ppo import ChainPPO
 from robot_rl.cli import evaluate
 from robot_rl.config import build
-from robot_rl.core.errors import CheckpointError
+from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.policy import Encoded
 from robot_rl.data.demos import save_episodes
 from robot_rl.data.episode import observed
@@ -270,6 +270,22 @@ def test_the_first_minibatch_has_ratio_one(kind: str, saved: Callable[[str], Pat
     again, _ = policy.log_prob(policy.encode(obs), found.chain)
     moved = ((again - found.chain.log_prob).detach() * torch.linspace(-1.0, 1.0, 5)[:, None]).sum()
     assert float(moved) > 0  # what was good became more likely
+
+
+def test_adapters_learn_in_the_place_of_all_weights(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    given = saved("smolvla")
+    by_lora = {"bc": {"policy": str(given), "lora": {"rank": 2}}}
+    folder = Path(phases.run(config_of(tmp_path, given, "ppo", SEEN, **by_lora)).run)
+    base, final = states(folder, "base"), states(folder, "final")
+    changed = {name for name in final if not torch.equal(final[name], base[name])}
+    assert any("lora_A" in name for name in final)
+    assert changed
+    assert all("lora_" in name or "_proj" in name or "time_mlp" in name for name in changed)
+    assert not any("vlm.model" in name for name in changed)
+    merged = LeRobotPolicy.from_pretrained(folder / "policy" / "lerobot")
+    assert not any("lora" in name for name in merged.state_dict())
+    with pytest.raises(ConfigError, match=r"bc\.lora\.rank: got 2, allowed: 0 but with method=ppo or grpo"):
+        phases.run(config_of(tmp_path / "residual", given, "residual", SEEN, **by_lora))
 
 
 def test_evaluate_finds_the_env_by_the_dataset(blind_act: Path, tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def _encodings(config: RunConfig, policy: Module) -> Keep | None:
 
     def keep(obs: Mapping[str, Any]) -> dict[str, Any]:
         tensors = {key: torch.as_tensor(value, device=config.device) for key, value in obs.items()}
-        return {name: value.cpu().numpy() for name, value in policy.encode(tensors).items()}
+        encoded = policy.encode(tensors)
+        return {name: encoded[name].cpu().numpy() for name in policy.learns_from or encoded}
 
     return keep
 
