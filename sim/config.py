@@ -57,6 +57,9 @@ class EnvConfig:
     privileged: bool = False
     """Add `privileged.state`: the elements that `state` leaves out. A learner may predict them in simulation;
     a policy never reads them."""
+    environment_state: tuple[str, ...] = ()
+    """Add `environment_state`: the elements of the state whose names begin so. LeRobot's ACT and Diffusion
+    read them as `observation.environment_state`, and then need no camera."""
     image_size: tuple[int, int] = (96, 96)
     """Height and width in pixels."""
     randomize: bool = False

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.core.arrays import Array, Kind, copied, to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.machine import usable_cores
-from robot_rl.core.names import PRIVILEGED, chosen
+from robot_rl.core.names import ENVIRONMENT, PRIVILEGED, chosen
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope
@@ -44,13 +44,15 @@ MOST_SHAPING = 0.5
 
 
 def observation_spaces(
-    config: EnvConfig, num_state: int, num_envs: int, num_privileged: int = 0
+    config: EnvConfig, num_state: int, num_envs: int, num_privileged: int = 0, num_apart: int = 0
 ) -> tuple[gymnasium.spaces.Dict, gymnasium.Space[Any]]:
     """Returns the spaces of what one env and all envs observe: `state` and the cameras' pictures."""
     box, size = gymnasium.spaces.Box, config.image_size
     spaces: dict[str, gymnasium.Space[Any]] = {"state": box(-np.inf, np.inf, (num_state,), np.float32)}
     if num_privileged:
         spaces[PRIVILEGED] = box(-np.inf, np.inf, (num_privileged,), np.float32)
+    if num_apart:
+        spaces[ENVIRONMENT] = box(-np.inf, np.inf, (num_apart,), np.float32)
     for camera in config.cameras:
         spaces[f"{camera}.rgb"] = box(0, 255, (*size, 3), np.uint8)
         if config.depth:
@@ -121,6 +123,9 @@ class SimVectorEnv(VectorEnv):
         hidden = sorted(set(range(len(names))) - set(shown)) if self.config.privileged else []
         self._hidden_index = self.backend.asarray(index[hidden])
         self.privileged_names = tuple(names[i] for i in hidden)
+        apart, at = self.config.environment_state, "env.environment_state"
+        apart = chosen(names, apart, at=at) if apart else []
+        self._apart_index = self.backend.asarray(index[apart])
         self.action_names = self.controller.action_names
         self.autoreset = autoreset == "same_step"
         mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
@@ -129,7 +134,7 @@ class SimVectorEnv(VectorEnv):
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(self.action_names),), np.float32)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
         self.single_observation_space, self.observation_space = observation_spaces(
-            self.config, len(self.state_names), self.num_envs, len(self.privileged_names)
+            self.config, len(self.state_names), self.num_envs, len(self.privileged_names), len(apart)
         )
 
     def _bind(self) -> None:
@@ -347,6 +352,8 @@ class SimVectorEnv(VectorEnv):
         obs: Obs = {"state": self._asarray(values[:, self._state_index], self.xp.float32)}
         if len(self._hidden_index):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
+        if len(self._apart_index):
+            obs[ENVIRONMENT] = self._asarray(values[:, self._apart_index], self.xp.float32)
         if self._renderer is not None:
             rows = to_numpy(self._all_rows if ids is None else ids)
             if len(changed := rows[self._changed[rows]]):

@@ -85,6 +85,18 @@ def whole_runs(tmp_path: Path) -> Generator[None]:
 
 
 @pytest.fixture(scope="session")
+def no_hub() -> Generator[None]:
+    """Forbids the hub for the session: what is not on this machine fails at once."""
+    pytest.importorskip("lerobot", reason="needs the extra: pip install -e '.[lerobot]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        import huggingface_hub.constants
+
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        yield
+
+
+@pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with <name>.pem and <name>.key of authority, server and robot, and of a stranger."""
     folder = tmp_path_factory.mktemp("pki")

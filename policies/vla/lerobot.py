@@ -22,8 +22,10 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError, nearest
 from robot_rl.core.language import INSTRUCTION, decode_text
+from robot_rl.core.names import ENVIRONMENT
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.facts import DatasetFacts
+from robot_rl.data.normalize import STD_FLOOR as STATE_STD_FLOOR
 from robot_rl.policies.spec import Unrefined, check_chunk, check_demonstration, check_mode, read_config
 from robot_rl.policies.vla import lerobot_files as files
 from robot_rl.policies.vla.lerobot_build import (
@@ -69,10 +71,18 @@ class LeRobotPolicy(Unrefined, nn.Module):
         self.action_dim: int = self.config.action_feature.shape[0]
         self.state_dim: int = self.config.robot_state_feature.shape[0]
         self.cameras = parts.cameras()
+        apart = (ENVIRONMENT,) if self.config.env_state_feature else ()
+        self.observed: tuple[str, ...] = ("state", *apart, *(f"{camera}.rgb" for camera in self.cameras))
+        """Observations that it reads."""
+        self.takes_noise: bool = self.policy_type != "act"
         self._parts = parts
         if lora is not None:
             add_adapters(self.policy, lora)
         self.register_state_dict_post_hook(_drop_tied)
+        self.hook_tied()
+
+    def hook_tied(self) -> None:
+        """Lets tied tensors be loaded under one of their names."""
         self.register_load_state_dict_pre_hook(_fill_tied)
 
     @classmethod
@@ -186,7 +196,7 @@ class LeRobotPolicy(Unrefined, nn.Module):
             act = self.policy.model
             with act.encoder.register_forward_hook(lambda _m, _i, out: read.append(out)):
                 pictures = [batch[key] for key in self.config.image_features]
-                chunk = act({**batch, "observation.images": pictures})[0]
+                chunk = act({**batch, **({"observation.images": pictures} if pictures else {})})[0]
             return Encoded({"features": read[0].mean(dim=0), "chunk": chunk})
 
     def sample(
@@ -254,6 +264,21 @@ class LeRobotPolicy(Unrefined, nn.Module):
             raise ValueError(f"features: use policy 'lerobot_flow' with {self.policy_type}.")
         return self.config.dim_model
 
+    def state_scale(self) -> tuple[Tensor, Tensor]:
+        """Returns mean and standard deviation (S,) of the state in the data that it was trained on.
+
+        Raises:
+            CheckpointError: its preprocessor has none.
+        """
+        table = self._parts.step("normalizer_processor").stats.get(STATE, {})
+        if not {"mean", "std"} <= set(table):
+            raise CheckpointError(
+                f"{self._parts.origin}: the preprocessor has no mean and std of {STATE}, by which the state "
+                "is scaled for what learns beside the policy. Take a folder that `lerobot-train` wrote."
+            )
+        mean, std = (torch.as_tensor(table[name], dtype=torch.float32).flatten() for name in ("mean", "std"))
+        return mean, std.clamp_min(STATE_STD_FLOOR)
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -266,14 +291,15 @@ class LeRobotPolicy(Unrefined, nn.Module):
         Raises:
             ValueError: the observation lacks a camera or the state.
         """
-        needed = ["state", *(f"{camera}.rgb" for camera in self.cameras)]
-        missing = [key for key in needed if key not in obs]
+        missing = [key for key in self.observed if key not in obs]
         if missing:
             raise ValueError(
                 f"{self.policy_type}: the observation lacks {', '.join(missing)}; it has {', '.join(obs)}. "
                 "Use the cameras that the policy was trained on."
             )
         batch: dict[str, Any] = {STATE: obs["state"].float()}
+        if ENVIRONMENT in self.observed:
+            batch[f"observation.{ENVIRONMENT}"] = obs[ENVIRONMENT].float()
         for camera in self.cameras:
             picture = obs[f"{camera}.rgb"].permute(0, 3, 1, 2)
             batch[IMAGES + camera] = picture.to(torch.float32).div(255.0)
@@ -285,10 +311,11 @@ class LeRobotPolicy(Unrefined, nn.Module):
             k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in self._parts.pre(batch).items()
         }
         if self.policy_type == "diffusion":  # its models have a dimension of time, here of length 1
-            for key in (STATE, *self.config.image_features):
+            for key in self.config.input_features:
                 inputs[key] = inputs[key].unsqueeze(1)
             pictures = [inputs[key] for key in self.config.image_features]
-            inputs["observation.images"] = torch.stack(pictures, dim=-4)
+            if pictures:
+                inputs["observation.images"] = torch.stack(pictures, dim=-4)
         return inputs
 
     def postprocess(self, chunk: Tensor) -> Tensor:

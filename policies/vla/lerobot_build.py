@@ -10,7 +10,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +21,8 @@ from safetensors.torch import save
 
 from robot_rl.core.errors import CheckpointError, ConfigError, nearest, require
 from robot_rl.data.facts import DatasetFacts
+from robot_rl.policies.config import ProcessConfig
+from robot_rl.policies.processes import flow_process
 from robot_rl.policies.vla import lerobot_files as files
 from robot_rl.policies.vla.lerobot_fit import (
     IMAGES,
@@ -59,10 +61,32 @@ class FlowOptions:
     """Noise of `flow_sde`, at least 0."""
     stochastic_steps: str = "one"
     """`one` or `all` steps of `flow_sde` are stochastic in mode `explore`."""
+    scored: int | None = None
+    """Log-probabilities are of the first so many actions, those that are executed; None means all."""
 
     def __post_init__(self) -> None:
         known = ("flow_sde", "flow_ode")
         require(self.process in known, "policy.flow.process", self.process, ", ".join(known))
+
+    def exploring(self, options: ProcessConfig) -> FlowOptions:
+        """Returns these options with another process.
+
+        Raises:
+            ConfigError: a process that LeRobot's flows do not have, or options of another one.
+        """
+        frozen = options.tuned_steps
+        require(frozen == 0, "policy.flow.tuned_steps", frozen, "0: all steps learn")
+        found = replace(
+            self,
+            process=options.process or "flow_ode",
+            eta=options.eta,
+            stochastic_steps=options.stochastic_steps,
+            scored=options.scored,
+        )
+        process = flow_process(found.process, eta=found.eta, stochastic_steps=found.stochastic_steps)
+        if found.steps is not None:
+            process.check(found.steps)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

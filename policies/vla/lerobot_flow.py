@@ -14,14 +14,18 @@ B rows, H chunk length, S scored transitions, N rows of a network call, P prefix
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import copy
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import Chain, ChunkSample, Encoded, Mode, rows_of
-from robot_rl.policies.chain import Net, denoise, score
+from robot_rl.policies.chain import Net, denoise, score, scored_grid
+from robot_rl.policies.config import ProcessConfig
 from robot_rl.policies.processes import Process, flow_process, normal_like
 from robot_rl.policies.spec import check_mode
 from robot_rl.policies.vla.lerobot import LeRobotPolicy
@@ -66,13 +70,40 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         steps = "num_steps" if self.policy_type == "smolvla" else "num_inference_steps"
         if flow.steps is not None:
             setattr(self.config, steps, flow.steps)  # is saved, so that LeRobot takes as many
+        self.flow: FlowOptions = replace(flow, steps=getattr(self.config, steps))
+        self._walk()
+
+    def _walk(self) -> None:
+        """Makes the process and the grid that `flow` names."""
+        flow = self.flow
         try:
             self.process: Process = flow_process(
                 flow.process, eta=flow.eta, stochastic_steps=flow.stochastic_steps
             )
-            self.grid = self.process.grid(getattr(self.config, steps))
+            assert flow.steps is not None
+            self.grid = scored_grid(self.process, flow.steps, flow.scored)
         except ValueError as error:
             raise ConfigError(f"policy.flow: {error}") from error
+
+    def with_process(self, options: ProcessConfig, *, generator: Generator | None = None) -> Self:
+        """Returns a policy that shares this one's weights, and explores in another way.
+
+        `generator` has nothing to draw: the process adds no weights.
+
+        Raises:
+            ConfigError: a process that LeRobot's flows do not have.
+        """
+        twin = copy.copy(self)
+        twin._load_state_dict_pre_hooks = OrderedDict()  # a hook holds its module, weakly
+        twin.hook_tied()
+        twin.flow = self.flow.exploring(options)
+        twin._walk()
+        return twin
+
+    @property
+    def explorable(self) -> FlowOptions:
+        """What a method's process is put on."""
+        return self.flow
 
     @property
     def feature_dim(self) -> int:
@@ -133,13 +164,15 @@ class LeRobotFlowPolicy(LeRobotPolicy):
                 record=record,
                 generator=generator,
                 action_dim=self.action_dim,
+                scored=self.flow.scored,
             )
             return ChunkSample(self.from_chain(path.x, encoded), path.chain)
 
     def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
         with self.acting():
-            return score(self._net(encoded), self.process, self.grid, chain, action_dim=self.action_dim)
+            net, scored = self._net(encoded), self.flow.scored
+            return score(net, self.process, self.grid, chain, action_dim=self.action_dim, scored=scored)
 
     def velocity(self, encoded: Encoded) -> Net:
         """Returns the velocity network bound to an observation."""

@@ -68,6 +68,8 @@ Settings:
   cameras=front image_size=96,96       adds pictures to the observation, even if the policy ignores them
   state=joint,finger,tool       records only elements of the state whose names begin so: a VLA that
                                 learns from them must find the cube in the pictures, as on a real robot
+  environment_state=cube,goal   records these elements once more, as observation.environment_state: LeRobot's
+                                ACT and Diffusion then need no camera
   images=png|video              pictures without loss, or smaller, as h264 video
   robot=<name>  seed=0  num_envs=50  device=cpu  torch_threads=1  lease_wait_s=0  --json
 
@@ -115,6 +117,8 @@ class CollectConfig:
     """Height and width of pictures; if None those of the policy's run, or 96 x 96."""
     state: tuple[str, ...] = ()
     """Recorded elements of the state, by the beginnings of their names; all if empty."""
+    environment_state: tuple[str, ...] = ()
+    """Elements that are recorded once more, as `environment_state`; none if empty."""
     images: Literal["png", "video"] = "png"
     """Format of pictures: without loss, or as h264 video, which is smaller."""
     device: str = "cpu"
@@ -268,7 +272,8 @@ def _env_and_actor(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorE
 
     def with_cameras(env: EnvConfig) -> EnvConfig:
         size, cameras = options.image_size or env.image_size, options.cameras or env.cameras
-        return replace(env, cameras=cameras, image_size=size)
+        apart = options.environment_state or env.environment_state
+        return replace(env, cameras=cameras, image_size=size, environment_state=apart)
 
     if options.policy is None:
         how: dict[str, float] = {"bias_m": options.bias_m, "noise_m": options.noise_m}

@@ -12,6 +12,7 @@ from robot_rl.cli.command import Outcome, run_command
 from robot_rl.core.errors import CheckpointError, ConfigError, require
 from robot_rl.core.files import read_json
 from robot_rl.policies.saved import policy_folder, read_head
+from robot_rl.policies.vla.lerobot_saved import lerobot_folder, read_lerobot_folder
 from robot_rl.sim.config import EnvConfig, Looks, check_names
 from robot_rl.train.record import check_kind
 
@@ -26,7 +27,8 @@ _HELP = """\
 Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episodes=200] [disturb=0.0]
                          [adversary=false] [looks=fixed|varied|held_out] [--json]
        robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
-                         [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...] [--json]
+                         [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...]
+                         [dataset=<folder>] [--json]
 
 lease_wait_s=600 waits up to 600 s if other programs hold all slots of the simulator.
 
@@ -36,7 +38,9 @@ the SHA-256 of all actions with the one of training. Exit code 1: they differ.
 policy=: evaluates any saved policy, for example the VLA of a `robot-rl finetune` run, on the held-out
 seeds of `seed`, in the simulation of its task, with the cameras that it needs. n_exec is the number of
 control steps that it executes of each chunk. The default is the policy's own number; for a VLA that is
-the whole chunk.
+the whole chunk. A folder that LeRobot saved (lerobot-train's output_dir) does not say for which task and
+robot it is: that is read from the dataset of its training, if `robot-rl collect` recorded it. dataset=
+names the dataset where it has been moved.
 
 A run of several robots is evaluated on each of them, or only on the robot that robot= names. For a
 policy of such a run, robot= names the robot that it controls. The default is the first.
@@ -82,6 +86,8 @@ class EvaluateCommandConfig:
     """Selects the held-out episodes of a `policy`."""
     n_exec: int | None = None
     """Control steps that a `policy` executes of each chunk; its own number if None."""
+    dataset: str | None = None
+    """What LeRobot trained a `policy` on; the one that the policy's folder names if None."""
     device: str = "cpu"
     """Device of a `policy`."""
     torch_threads: int = 1
@@ -102,7 +108,7 @@ class EvaluateCommandConfig:
             )
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
-        given_by, others = "run", ("seed", "n_exec", "device", "torch_threads")
+        given_by, others = "run", ("seed", "n_exec", "device", "torch_threads", "dataset")
         if self.run is None:
             given_by, others = "policy", ("which", "adversary")
         for setting in fields(self):
@@ -184,7 +190,12 @@ def config(words: list[str]) -> EvaluateCommandConfig:
     if options.run is not None:
         check_kind(Path(options.run), "train", at="run")
     if options.policy is not None:
-        read_head(policy_folder(options.policy))
+        theirs = lerobot_folder(options.policy)
+        if theirs is None:
+            read_head(policy_folder(options.policy))
+            require(options.dataset is None, "dataset", options.dataset, "none but for a policy of LeRobot")
+        else:
+            read_lerobot_folder(theirs)
     return options
 
 
@@ -230,7 +241,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     torch.set_num_threads(options.torch_threads)
     usual = EvaluateConfig()
     total = options.episodes or usual.episodes
-    policy, meta, shown = open_policy(str(options.policy))
+    policy, meta, shown = open_policy(str(options.policy), options.dataset)
     if options.robot is not None:
         check_names(None, options.robot, at="")
         shown = replace(shown, robot=options.robot)

@@ -136,10 +136,11 @@ def result(words: list[str]) -> dict[str, Any]:
 
 def _plan(settings: RunConfig) -> str:
     """Describes the stages of a run."""
+    base = settings.bc.policy
     described = {
         "demos": _demonstrations(settings),
         "look": f"{settings.demos.episodes} episodes of random actions{_of_each(settings)}",
-        "clone": f"{settings.bc.updates:,} cloning updates",
+        "clone": f"the base {base}" if base else f"{settings.bc.updates:,} cloning updates",
         "finetune": f"fine-tuning of {settings.finetune.policy}, {length(settings.finetune)}",
         "online": f"{settings.env_steps:,} control steps of {settings.method.title} on {_envs(settings)}",
     }

@@ -6,6 +6,8 @@ from robot_rl.core.errors import ConfigError, nearest
 
 PRIVILEGED = "privileged.state"
 """Key of what only a simulator knows, next to an observation: no policy reads it."""
+ENVIRONMENT = "environment_state"
+"""Key of elements of the state that are shown once more, for policies that read them apart."""
 
 
 def chosen(names: Sequence[str], beginnings: Sequence[str], *, at: str) -> list[int]:

@@ -19,7 +19,7 @@ from robot_rl.core.errors import ConfigError, DatasetError, require
 from robot_rl.core.files import replace_file
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import Episodes, load_episodes, save_episodes
-from robot_rl.data.episode import SOURCES
+from robot_rl.data.episode import SOURCES, observed
 from robot_rl.data.episodes import episodes_meta, together
 from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.vector import VectorEnv
@@ -37,6 +37,7 @@ from robot_rl.train.demos import (
     first_seed,
     load_demonstrations,
 )
+from robot_rl.train.given import check_adapters, check_given, find_given, given_policy
 from robot_rl.train.hooks import group_of
 from robot_rl.train.improve.config import (
     DENOISING,
@@ -229,7 +230,15 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
         ConfigError: the run's method cannot improve it, or the run does not give it what it needs.
     """
     at = f"bc.policy: {config.bc.policy}"
+    given = find_given(config)
+    if given is not None:
+        check_given(config, given, episodes_meta(env), observed(env))
+        policy = given_policy(config, given, env.instruction)
+        if "online" in config.plan and isinstance(config.method, ChainSettings):
+            _check_chain(config, policy.kind, cast(Any, policy).explorable)
+        return policy
     policy, _ = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
+    check_adapters(config, policy.kind)
     check_base(config, at, policy.kind, policy.horizon, vars(policy)["config"])
     return policy
 
@@ -260,14 +269,21 @@ def _check_improvable(config: RunConfig, at: str, kind: str, own: Any) -> None:
     if isinstance(config.method, DaggerSettings):
         config.check_guess(own, f"{at}: guess_weight")
     if isinstance(config.method, ChainSettings):
-        config.method.explored(own, config.n_exec)
-        distils = config.method.distil.updates
-        if kind not in DENOISING:
-            require(distils == 0, "method.distil.updates", distils, f"0 with a {kind} for a base")
+        _check_chain(config, kind, own)
     if isinstance(own, SmallVLAConfig):
         allowed = f"() with method={config.method.kind}, all of whose chunks have n_exec steps"
         is_fine = not own.horizons or isinstance(config.method, ResidualSettings)
         require(is_fine, f"{at}: horizons", own.horizons, allowed)
+
+
+def _check_chain(config: RunConfig, kind: str, own: Any) -> None:
+    """Refuses a base that cannot explore as the method says; `own` is what says how it denoises."""
+    method = config.method
+    assert isinstance(method, ChainSettings)
+    method.explored(own, config.n_exec)
+    distils = method.distil.updates
+    if kind not in DENOISING:
+        require(distils == 0, "method.distil.updates", distils, f"0 with a {kind} for a base")
 
 
 def _check_cameras(

@@ -16,6 +16,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.earlier import open_earlier
 from robot_rl.train.finetune.config import stage_config
 from robot_rl.train.finetune.split import open_data
+from robot_rl.train.given import check_given, find_given
 from robot_rl.train.improve.config import OffPolicySettings
 
 
@@ -25,7 +26,7 @@ def check_before_learner(config: RunConfig) -> None:
     The run makes the same checks again when it opens them. Damage is left to it: finding it takes long.
 
     Raises:
-        CheckpointError: `bc.policy` holds no policy.
+        CheckpointError: `bc.policy` holds no policy, or one of others for another embodiment.
         ConfigError: no such environment, camera or element of the state.
         DatasetError: episodes of another task, robot or rate, or too few of them.
     """
@@ -37,11 +38,15 @@ def check_before_learner(config: RunConfig) -> None:
         from robot_rl.envs.process import program
 
         program(config.env.python)
-    if config.bc.policy is not None:
+    given = find_given(config)
+    if config.bc.policy is not None and given is None:
         read_head(Path(config.bc.policy))
     if config.env.kind == "sim":  # others' environments may take long to make
         for name in config.acting:
-            _check_recorded(config, *episodes_of(config.env_of(name)))
+            meta, features = episodes_of(config.env_of(name))
+            if given is not None:
+                check_given(config, given, meta, features)
+            _check_recorded(config, meta, features)
 
 
 def _check_recorded(config: RunConfig, meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:

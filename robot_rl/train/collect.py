@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import DatasetError
+from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.collecting import UnfinishedCollection
 from robot_rl.data.demos import each
@@ -25,10 +26,12 @@ from robot_rl.policies.checkpoint import PolicyMeta, check_meta, load_policy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.saved import policy_folder
 from robot_rl.policies.spec import SavedPolicy
+from robot_rl.policies.vla.lerobot_saved import GivenFolder, lerobot_folder, read_lerobot_folder
 from robot_rl.rollout.envs import Array
 from robot_rl.rollout.stepping import seed_batches
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.demos import Columns, expert_of, joined, played
+from robot_rl.train.given import meta_of, open_given
 from robot_rl.train.record import load_config
 
 
@@ -157,15 +160,19 @@ def check_fits(meta: PolicyMeta, env: VectorEnv) -> None:
     check_meta("policy", meta, replace(meta, **{name: getattr(env, name) for name in here}))
 
 
-def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
+def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
     """Returns a policy, and the env in which it acts: its run's, or one that shows what it reads.
 
     Args:
-        given: a run folder, for its final policy, or the folder of a saved policy.
+        given: a run folder, for its final policy, the folder of a saved policy, or what LeRobot saved.
+        dataset: of LeRobot's training; None for the one that its folder names.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
+    theirs = lerobot_folder(given)
+    if theirs is not None:
+        return open_theirs(read_lerobot_folder(theirs), None if dataset is None else Path(dataset))
     folder = policy_folder(given)
     policy, meta = load_policy(folder)
     run = folder.resolve().parents[1]
@@ -176,6 +183,21 @@ def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
     own: Any = vars(policy).get("config")
     cameras, size = getattr(own, "cameras", ()), getattr(own, "picture", env.image_size)
     return policy, meta, replace(env, cameras=cameras, image_size=size)
+
+
+def open_theirs(given: GivenFolder, dataset: Path | None) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
+    """Returns a policy that LeRobot saved, and an env that shows what it reads; see `open_policy`."""
+    found, apart = meta_of(given, dataset)
+    meta = PolicyMeta(**vars(found), n_exec=given.n_exec)
+    sizes = set(given.cameras.values())
+    if len(sizes) > 1:
+        raise CheckpointError(
+            f"policy: {given.folder} reads pictures of {len(sizes)} sizes, an env here shows one size."
+        )
+    size = sizes.pop() if sizes else EnvConfig().image_size
+    env = EnvConfig(task=meta.task, robot=meta.robot, state=meta.state_names, environment_state=apart)
+    shown = replace(env, cameras=tuple(given.cameras), image_size=size)
+    return open_given(given, instruction=meta.instruction), meta, shown
 
 
 def _limits(keep: KeepConfig) -> KeepConfig:

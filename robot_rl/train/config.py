@@ -15,7 +15,7 @@ from robot_rl.data.reading import ReadingConfig
 from robot_rl.policies.config import ChunkPolicyConfig, PolicyConfig
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.train.finetune.names import is_ours, kind_of
-from robot_rl.train.finetune.settings import FinetuneSettings
+from robot_rl.train.finetune.settings import FinetuneSettings, LoraConfig
 from robot_rl.train.improve.config import (
     DENOISING,
     FINETUNED,
@@ -102,8 +102,11 @@ class CloningSettings:
     batch: int = 256
     algorithm: BCConfig = field(default_factory=BCConfig)
     policy: str | None = None
-    """Folder of a base that is taken as it is: one that an earlier run cloned (`<run>/policy/base`), or a
-    small VLA (`<finetune run>/policy`). The section `policy` is not read then."""
+    """Folder of a base that is taken as it is: one that an earlier run cloned (`<run>/policy/base`), a small
+    VLA (`<finetune run>/policy`), or what LeRobot saved (`<output_dir>/checkpoints/last/pretrained_model`).
+    The section `policy` is not read then."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters that PPO and GRPO train in the place of all weights of LeRobot's SmolVLA, pi0 or pi0.5."""
     encoder: str | None = None
     """File of tensors that the image encoders begin with: `policy.safetensors` of a policy with the same
     cameras and encoders, or those of one encoder, which every camera takes."""
@@ -111,6 +114,8 @@ class CloningSettings:
     def __post_init__(self) -> None:
         require(self.updates >= 0, "bc.updates", self.updates, "0 or more")
         require(self.batch >= 1, "bc.batch", self.batch, "1 or more")
+        is_fine = self.lora.rank == 0 or self.policy is not None
+        require(is_fine, "bc.lora.rank", self.lora.rank, "0 without bc.policy=<folder of LeRobot>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +376,8 @@ class RunConfig:
         if self.bc.policy is not None and not Path(self.bc.policy).is_dir():
             raise ConfigError(
                 f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, the policy "
-                "of a `robot-rl finetune` run, or leave bc.policy out: then a base is cloned."
+                "of a `robot-rl finetune` run, a folder that LeRobot saved, or leave bc.policy out: then a "
+                "base is cloned."
             )
         if self.bc.encoder is not None and not Path(self.bc.encoder).is_file():
             raise ConfigError(
@@ -560,7 +566,8 @@ class RunConfig:
         if not is_ours(own.policy, at="finetune.policy"):
             raise ConfigError(
                 f"finetune.policy: got {own.policy!r}, allowed: {', '.join(FINETUNED)}, or the folder of one "
-                "of ours. LeRobot's are fine-tuned by `robot-rl finetune`, and improved by no method yet."
+                "of ours. LeRobot's are fine-tuned by `robot-rl finetune`; what it leaves is a base: "
+                "bc.policy=<run>/policy."
             )
         kind = kind_of(own.policy)
         if "online" in plan:

@@ -176,7 +176,8 @@ def chunks_of(obs: Obs, policy: Policy, seed: int, device: str) -> Array:
             }
             rows = len(next(iter(part.values())))
             z = torch.randn(rows, policy.horizon, policy.action_dim, generator=generator).to(device)
-            parts.append(policy.sample(policy.encode(part), z=z, mode="ode").actions.cpu().numpy())
+            how: dict[str, Any] = {"z": z, "mode": "ode", "generator": generator}  # DDPM draws more than z
+            parts.append(policy.sample(policy.encode(part), **how).actions.cpu().numpy())
     return np.concatenate(parts)
 
 

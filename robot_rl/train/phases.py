@@ -30,6 +30,7 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.chunk import ChunkPolicy
 from robot_rl.policies.one_step import OneStepPolicy
+from robot_rl.policies.vla.lerobot import LeRobotPolicy
 from robot_rl.real.station import load_station
 from robot_rl.rollout.evaluate import EvalResult, evaluate_in, to_json
 from robot_rl.sched.opened import opened
@@ -214,6 +215,8 @@ def _improve(session: Session) -> None:
         loop.hand_over(policy)
         meta = policy_meta(config, *eval_envs.values())
         save_policy(session.folder / "policy" / "final", policy, meta=meta)
+        if isinstance(policy, LeRobotPolicy):  # LeRobot reads it, too
+            policy.save(session.folder / "policy" / "lerobot")
         session.results["nan_resets"] = sum(source.episodes.nan_resets for source in loop.sources)
 
 

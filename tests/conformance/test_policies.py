@@ -18,9 +18,10 @@ from tests.kinds import ADAPTERS, META, PROCESSES, make, normaliser, observe, se
 KINDS: dict[str, Callable[[], Any]] = {name: partial(make, name) for name in PROCESSES} | ADAPTERS
 IN_UNITS = ("small_vla", "linear")
 """Made for a dataset: their actions are in its units."""
-ELSEWHERE = {"lerobot", "lerobot_flow"}
+ELSEWHERE = {"lerobot", "lerobot_diffusion", "lerobot_flow", "given", "onnx"}
 """Held to LeRobot's own numbers in tests/policies/vla: their noise is as wide as the VLA pads it, not as the
-action, and pi0 learns what is not valid."""
+action, and pi0 learns what is not valid. A graph of ONNX, and `given` around it:
+tests/policies/test_onnx_policy.py."""
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -10,7 +10,7 @@ import pytest
 from mujoco.batch import Batch
 
 from robot_rl.core.errors import ConfigError, ModelError, RenderError
-from robot_rl.core.names import PRIVILEGED
+from robot_rl.core.names import ENVIRONMENT, PRIVILEGED
 from robot_rl.core.registry import TABLE, resolve
 from robot_rl.hal import env_rules
 from robot_rl.sim.cameras import Camera, Renderer, Renderers, find_backend
@@ -335,3 +335,14 @@ def test_what_a_policy_does_not_see_is_shown_apart():
     assert obs[PRIVILEGED].shape == (2, 18)  # the speed of the tool, and five of 3 elements
     env.close()
     whole.close()
+
+
+def test_elements_are_shown_once_more():
+    env = SimVectorEnv(EnvConfig(task="pick_cube", environment_state=("cube.pos", "goal")), 2)
+    obs, _ = env.reset(seed=0)
+    names = [name for name in env.state_names if name.startswith(("cube.pos", "goal"))]
+    assert obs[ENVIRONMENT].shape == env.observation_space[ENVIRONMENT].shape == (2, 6)
+    assert np.array_equal(obs[ENVIRONMENT], obs["state"][:, [env.state_names.index(name) for name in names]])
+    env.close()
+    with pytest.raises(ConfigError, match=r"env\.environment_state: got 'cup', with which no element"):
+        SimVectorEnv(EnvConfig(task="pick_cube", environment_state=("cup",)), 1)

@@ -7,30 +7,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from robot_rl.config import plain
-from robot_rl.core.errors import ConfigError, nearest, require
+from robot_rl.core.errors import ConfigError, nearest
 from robot_rl.core.registry import table
 from robot_rl.data.reading import OnDamage, ReadingConfig
 from robot_rl.train.config import CheckpointConfig, RunConfig, check_device
-from robot_rl.train.finetune.settings import FinetuneSettings
+from robot_rl.train.finetune.settings import FinetuneSettings, LoraConfig
 
 EVAL_BATCH = 64
 """Held-out chunks predicted at once."""
 MINUTES = 10.0
 """Longest search for the number of updates, where neither that nor minutes are given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """Low-rank adapters of a pretrained LeRobot policy instead of all its weights."""
-
-    rank: int = 0
-    """Rank of the adapters; 0 trains all weights that the policy leaves open."""
-    alpha: float = 16.0
-    """Scale of the adapters; their product is scaled by alpha / rank."""
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 0, "lora.rank", self.rank, "0 or more")
-        require(self.alpha > 0, "lora.alpha", self.alpha, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,20 @@ Size = Literal["tiny", "small", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters of a pretrained LeRobot policy instead of all its weights."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains all weights that the policy leaves open."""
+    alpha: float = 16.0
+    """Scale of the adapters; their product is scaled by alpha / rank."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "lora.rank", self.rank, "0 or more")
+        require(self.alpha > 0, "lora.alpha", self.alpha, "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How a policy is trained unless the configuration says otherwise."""
 

@@ -33,6 +33,9 @@ DENOISING = tuple(kind for kind in PROCESSES if kind != "token")
 """Those whose chunk begins as noise."""
 FINETUNED = ("small_vla",)
 """Kinds that `robot-rl finetune` makes."""
+STRANGERS = ("lerobot_act", "lerobot_diffusion", "lerobot_flow", "onnx", "onnx_without_noise")
+"""Kinds of base that others made. Of LeRobot: ACT, Diffusion; SmolVLA, pi0 and pi0.5 are flows. A graph of
+ONNX, with noise for an input or without."""
 NOISE = "noise"
 """The kind of a base that draws random actions."""
 
@@ -77,7 +80,8 @@ class MethodSettings(Choice):
     @classmethod
     def improves(cls, kind: str) -> bool:
         """Returns whether it improves a base of that kind; a plug-in's, if it improves all clones."""
-        return kind in cls.bases or (kind not in TABLE["policy"] and set(CLONED) <= set(cls.bases))
+        is_plugin = kind not in TABLE["policy"] and not kind.startswith(("lerobot_", "onnx"))
+        return kind in cls.bases or (is_plugin and set(CLONED) <= set(cls.bases))
 
     @classmethod
     def check_base(cls, at: str, kind: str) -> None:
@@ -176,7 +180,7 @@ class ResidualSettings(OffPolicySettings):
     """Residual RL on the frozen base."""
 
     kind: ClassVar[str] = "residual"
-    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
+    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED, *STRANGERS)
     scale: float = 0.2
     """Largest correction, as a share of the env's [-1, 1]."""
     head: ResidualHeadConfig = field(default_factory=ResidualHeadConfig)
@@ -249,7 +253,7 @@ class PPOSettings(ChainSettings):
     """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
 
     kind: ClassVar[str] = "ppo"
-    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED)
+    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED, "lerobot_diffusion", "lerobot_flow")
     decisions: int = 50
     """Chunks that each env executes between two blocks of updates."""
 
@@ -263,7 +267,7 @@ class GRPOSettings(ChainSettings):
     """Whole episodes, `num_envs` at a time, in groups from the same start, through the denoising chain."""
 
     kind: ClassVar[str] = "grpo"
-    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED)
+    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED, "lerobot_diffusion", "lerobot_flow")
     group: int = 8
     """Episodes from the same start; their advantage is (score - mean) / std of the group."""
     keep: tuple[float, float] = (0.1, 0.9)
@@ -316,7 +320,7 @@ class LatentSettings(OffPolicySettings):
     """RL on the noise that the frozen base decodes."""
 
     kind: ClassVar[str] = "latent"
-    bases: ClassVar[tuple[str, ...]] = (*DENOISING, *FINETUNED)
+    bases: ClassVar[tuple[str, ...]] = (*DENOISING, *FINETUNED, "lerobot_diffusion", "lerobot_flow", "onnx")
     demo_ratio: float | None = 0.0
     """The noise behind demonstrations is unknown: only algorithm.variant=na learns from them."""
     actor: LatentActorConfig = field(default_factory=LatentActorConfig)

@@ -26,7 +26,8 @@ from robot_rl.train.session import Session
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns a copy of the base that explores by the method's process."""
     module: Any = copy.deepcopy(base)
-    process = settings_of(config, ChainSettings).explored(module.config, config.n_exec)
+    own = getattr(module, "explorable", None) or module.config
+    process = settings_of(config, ChainSettings).explored(own, config.n_exec)
     return module.with_process(process, generator=generator(config.seed, "exploration"))
 
 

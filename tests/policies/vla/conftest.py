@@ -85,18 +85,6 @@ def demo_of() -> Callable[..., DemoBatch]:
 
 
 @pytest.fixture(scope="session")
-def no_hub() -> Iterator[None]:
-    """Forbids the hub for the session: what is not on this machine fails at once."""
-    pytest.importorskip("lerobot", reason="needs the extra: pip install -e '.[lerobot]'")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        import huggingface_hub.constants
-
-        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        yield
-
-
-@pytest.fixture(scope="session")
 def tiny_vlm(no_hub: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tokenizer, processor and configuration of a two-layer SmolVLM."""
     from robot_rl.policies.vla import tiny
