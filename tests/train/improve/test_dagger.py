@@ -147,6 +147,14 @@ def test_the_privileged_state_is_recorded_apart_and_no_policy_reads_it(tmp_path:
             {"policy": {"kind": "gaussian", "guess_weight": 0.5}, "env": {"task": "reach"}},
             "policy.guess_weight: got 0.5, allowed: 0 without env.privileged=true",
         ),
+        (
+            {"demos": {"disturb": 0.3}, "method": {"kind": "residual"}, "n_exec": 1},
+            "demos.disturb: got 0.3, allowed: 0 but with method=dagger, or cloning alone",
+        ),
+        (
+            {"demos": {"disturb": 1.3}},
+            "demos.disturb: got 1.3, allowed: 0 to 1",
+        ),
     ],
 )
 def test_what_cannot_be_labelled_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
