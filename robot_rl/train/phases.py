@@ -115,6 +115,9 @@ class Summary:
     """Repeats the run."""
     timing: dict[str, float]
     """Wall-clock seconds by stage."""
+    spent: dict[str, dict[str, float]]
+    """What each evaluated policy had cost, from the first demonstration on: `minutes` of wall-clock and
+    `cpu_minutes` of this process, evaluations left out."""
     versions: dict[str, str]
     machine: dict[str, str]
     rows: int
@@ -304,6 +307,7 @@ def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
 def _final_evaluation(session: Session, which: str) -> None:
     """Evaluates a saved policy on the held-out seeds, as `robot-rl evaluate` does again."""
     session.results.setdefault("pictures", {})[which] = []
+    session.results.setdefault("spent", {})[which] = session.timer.minutes(without="evaluate")
     results = {name: _evaluated(session, which, name) for name in session.config.acting}
     pictures = session.results["pictures"]
     entries = [entry for phase in reversed(pictures.values()) for entry in phase]  # the newest first
@@ -418,6 +422,7 @@ def _conclude(session: Session) -> Summary:
         nan_resets=results.get("nan_resets", 0) + base.get("nan_resets", 0) + final["nan_resets"],
         command=_command(config, None if tuned is None else tuned["updates"]),
         timing=session.timer.seconds(),
+        spent=results["spent"],
         versions=versions(_PACKAGES),
         machine=machine(config.device),
         rows=session.metrics.num_rows,
