@@ -34,6 +34,7 @@ from robot_rl.real.station import load_station
 from robot_rl.rollout.evaluate import EvalResult, evaluate_in, to_json
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import making
+from robot_rl.sim.sight import check_sight
 from robot_rl.train.assemble import evaluator, evaluators, generator, policy_meta
 from robot_rl.train.base import (
     LOOK,
@@ -148,7 +149,10 @@ def run(config: RunConfig) -> Summary:
 
 
 def _look_at_envs(config: RunConfig) -> None:
-    """Refuses experience, a base or sources that do not fit the run's envs."""
+    """Refuses experience, a base, sources or cameras that do not fit the run's envs."""
+    if config.env.kind == "sim" and config.env.cameras:
+        for name in config.acting:
+            check_sight(config.env_of(name))
     is_finetuned = "finetune" in config.plan
     if not (config.replay.reuse or config.bc.policy or config.sources or is_finetuned):
         return
