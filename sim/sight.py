@@ -20,7 +20,7 @@ _STARTS, _LEAST = 64, 0.5
 
 
 def check_sight(config: EnvConfig) -> None:
-    """Refuses cameras that seldom show a thing whose position the state leaves out.
+    """Refuses cameras that rarely show a thing whose position the state leaves out.
 
     A thing counts as shown where its position is within the picture of a camera, whatever stands before it;
     `robot-rl bench cameras` measures what pictures tell. Nothing is drawn.

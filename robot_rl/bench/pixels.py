@@ -151,7 +151,7 @@ def run(
         "notes": [
             f"means: {SUCCESS_NOTE}",
             "minutes, cpu_minutes: from the first demonstration on, evaluations left out; labels: control "
-            "steps for which the expert said what to do",
+            "steps for which the expert gave an action",
             "clone and dagger are one run, before and after DAgger; expert: reads the true state",
         ],
     }
