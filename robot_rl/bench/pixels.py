@@ -84,8 +84,11 @@ class Trial:
             which, episodes = "base" if arm == "clone" else "final", summary["episodes"]
             success = round(summary[f"{which}_success"] * episodes)
             labels = summary["demo_env_steps"] + (summary["env_steps"] if arm == "dagger" else 0)
-            commit = summary["versions"].get("robot_rl_commit")
-            cost = {**summary["spent"][which], "labels": labels, "commit": commit}
+            made_by = {
+                "commit": summary["versions"].get("robot_rl_commit"),
+                "machine": f"{summary['machine']['cores']} cores, {summary['machine']['processor']}",
+            }
+            cost = {**summary["spent"][which], "labels": labels, **made_by}
         low, high = wilson_interval(success, episodes)
         return {
             "task": self.task,
@@ -95,7 +98,7 @@ class Trial:
             "ci_low": low,
             "ci_high": high,
             "episodes": episodes,
-            **{name: cost.get(name) for name in ("minutes", "cpu_minutes", "labels", "commit")},
+            **{name: cost.get(name) for name in ("minutes", "cpu_minutes", "labels", "commit", "machine")},
         }
 
 

@@ -39,6 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Commands:
             "env_steps": 0 if alone else 7500,
             "spent": spent,
             "versions": {"robot_rl_commit": "abc"},
+            "machine": {"cores": "2", "processor": "abacus"},
         }
         (folder / "summary.json").write_text(json.dumps(summary))
         return SimpleNamespace(returncode=0)
@@ -80,6 +81,7 @@ def test_rows_by_hand_and_finished_runs_stay(tmp_path: Path, started: Commands) 
     first = result["rows"][0]
     assert (first["ci_low"], first["ci_high"]) == wilson_interval(4, 10)
     assert (first["minutes"], first["cpu_minutes"], first["commit"]) == (2.0, 1.0, "abc")
+    assert first["machine"] == "2 cores, abacus"
     assert result["rows"][2]["cpu_minutes"] == 3.0
     clone, _, expert = result["means"]
     assert (clone["success"], clone["low"], clone["high"], clone["seeds"]) == (0.5, 0.4, 0.6, 2)
