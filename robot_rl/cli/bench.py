@@ -30,6 +30,7 @@ BENCHES: dict[str, str] = {
     "data": "samples per second of our data loader, compared with LeRobot's; replay and recording",
     "chunking": "success and jerk with a planning delay: naive, temporal ensemble, real-time chunking",
     "improve": "all methods that improve a frozen base: success over control steps and minutes",
+    "pixels": "policies that see, by task: cloning, DAgger, and the expert that reads the state",
     "cameras": "which cameras say where the things of a task are: errors in mm of a learned encoder",
     "trivial": "success without learning: random actions, no motion, the scripted experts",
     "taco": "success of the best of N chunks by a pseudo-count (TACO), compared with the policy alone",

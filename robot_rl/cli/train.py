@@ -62,7 +62,7 @@ Settings (config.yaml of the run folder has all of them, as --cfg job prints the
   env.task  env.robot  env.reward  env.horizon_s  env.randomize  env.looks  env.num_threads
   env.kind=gym|process  env.id  env.settings.max_episode_steps=200  env.expert  env.python  env.workers
   sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps  sources.<name>.share
-  demos.episodes  demos.bias_m  demos.noise_m  demos.path
+  demos.episodes  demos.bias_m  demos.noise_m  demos.disturb  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy=flow|diffusion|token|gaussian  with policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr

@@ -64,6 +64,15 @@ class StageTimer:
         """Returns wall-clock seconds by stage, `other` included, as summary.json keeps them."""
         return {stage.name: round(stage.wall_s, 3) for stage in self.summary()}
 
+    def minutes(self, *, without: str) -> dict[str, float]:
+        """Returns minutes of wall-clock and of the processor so far, without those of one stage."""
+        self._book()
+        left_out = self._stages.get(without, StageTime(without))
+        return {
+            "minutes": round((self._total_s() - left_out.wall_s) / 60.0, 3),
+            "cpu_minutes": round((self._total_cpu_s() - left_out.cpu_s) / 60.0, 3),
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the times so far, for a checkpoint."""
         stages = {stage.name: [stage.wall_s, stage.cpu_s, stage.calls] for stage in self._stages.values()}

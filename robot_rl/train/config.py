@@ -70,6 +70,9 @@ class DemosConfig:
     """Of our tasks: offset of the expert's aim from the target, along world x."""
     noise_m: float = 0.01
     """Of our tasks: standard deviation of its aim between episodes, in x and y."""
+    disturb: float = 0.0
+    """Standard deviation of a slow push on its actions, the gripper's excepted, in 7 of 10 episodes. Kept is
+    what the expert wanted (DART): for what clones demonstrations, not for what learns from their steps."""
     path: str | None = None
     """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
     read: ReadingConfig = field(default_factory=ReadingConfig)
@@ -85,6 +88,7 @@ class DemosConfig:
         require(self.episodes >= 1, "demos.episodes", self.episodes, "1 or more")
         require(abs(self.bias_m) <= 0.2, "demos.bias_m", self.bias_m, "-0.2 to 0.2 metres")
         require(0 <= self.noise_m <= 0.2, "demos.noise_m", self.noise_m, "0 to 0.2 metres")
+        require(0 <= self.disturb <= 1, "demos.disturb", self.disturb, "0 to 1")
         _check_read(self.read, self.path is not None, "demos.read", "demos.path=<dataset>")
         if self.by and self.path is None:
             raise ConfigError(
@@ -455,6 +459,7 @@ class RunConfig:
                 "recipe=crossq does, name an expert, env.expert=module:function, or give recorded episodes, "
                 "demos.path=<folder>."
             )
+        self._check_disturbed()
         for name, given in (("policy", self.bc.policy), ("encoder", self.bc.encoder)):
             require(given is None or "clone" in plan, f"bc.{name}", given, "none without the stage `clone`")
         given = self.bc.encoder
@@ -533,6 +538,17 @@ class RunConfig:
         guess = getattr(policy, "guess_weight", 0.0)
         allowed = "0 without env.privileged=true, which shows the truth to the guess. Add env.privileged=true"
         require(guess == 0 or self.env.privileged, at, guess, allowed)
+
+    def _check_disturbed(self) -> None:
+        """Refuses demonstrations of a pushed expert where steps are learned from: it did something else."""
+        method, disturb = self.method, self.demos.disturb
+        clones = isinstance(method, DaggerSettings)
+        clones |= isinstance(method, OffPolicySettings) and method.demo_ratio == 0
+        learns_steps = "filter" in self.plan or ("online" in self.plan and not clones)
+        allowed = (
+            "0 but with method=dagger, method.demo_ratio=0 or cloning alone: it keeps actions that were "
+        )
+        require(disturb == 0 or not learns_steps, "demos.disturb", disturb, f"{allowed}not executed")
 
     def _check_critics(self) -> None:
         """Refuses critics that read what the env does not show."""

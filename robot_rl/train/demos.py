@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from robot_rl.core.policy import Policy
-from robot_rl.core.seeding import train_seed
+from robot_rl.core.seeding import EpisodeRng, train_seed
 from robot_rl.data.demos import Episodes, load_episodes
 from robot_rl.data.episodes import episodes_meta, together
 from robot_rl.data.replay import Keep, ReplayBuffer
@@ -30,6 +30,10 @@ Columns = dict[str, Array]
 
 _BATCH = 1024
 """Decisions relabelled at once."""
+_PUSHED_SHARE, _PUSH_STAYS = 0.7, 0.8
+"""Share of episodes with a push, and what is left of it a control step later."""
+_PUSHES = np.uint64(0x6461727400000000)
+"""Separates the draws of pushes from those of env and policy with the same episode seed."""
 
 
 def collect_demonstrations(
@@ -38,7 +42,7 @@ def collect_demonstrations(
     """Records the episodes that a configuration asks for; the same for the same run seed."""
     expert, first = expert_of(env, bias_m=config.bias_m, noise_m=config.noise_m, run_seed=run_seed)
     seeds = np.arange(first, first + config.episodes, dtype=np.uint64)
-    return collect_episodes(env, expert, seeds, on_batch=on_batch)
+    return collect_episodes(env, expert, seeds, disturb=config.disturb, on_batch=on_batch)
 
 
 def expert_of(env: VectorEnv, *, bias_m: float, noise_m: float, run_seed: int) -> tuple[Expert, int]:
@@ -70,6 +74,7 @@ def collect_episodes(
     expert: Expert,
     seeds: NDArray[np.uint64],
     *,
+    disturb: float = 0.0,
     on_batch: Callable[[int], None] | None = None,
 ) -> Episodes:
     """Records one episode of the expert for every seed, failures included.
@@ -78,14 +83,51 @@ def collect_episodes(
         env: autoreset DISABLED.
         expert: acts in all envs from their present state.
         seeds: of the episodes, in the order they are recorded.
+        disturb: standard deviation of the push of `Disturbed`; recorded is what the expert wanted.
         on_batch: called with the number of recorded episodes after every batch of envs.
     """
     rows: list[Columns] = []
     for where, batch in seed_batches(seeds, env.num_envs):
-        rows += played(env, batch, lambda obs: expert.act())[: where.stop - where.start]
+        pushed = Disturbed(env, expert, batch, disturb) if disturb else None
+        found = played(env, batch, pushed.act if pushed else lambda obs: expert.act())
+        rows += (pushed.relabelled(found) if pushed else found)[: where.stop - where.start]
         if on_batch is not None:
             on_batch(where.stop)
     return joined(env, rows)
+
+
+class Disturbed:
+    """An expert that is pushed, so that it shows how to come back (DART: Laskey et al. 2017).
+
+    Deviation: the push is slow (a first-order autoregression) and has a given size, and 3 of 10 episodes
+    have none. It begins at zero.
+    """
+
+    def __init__(self, env: VectorEnv, expert: Expert, seeds: NDArray[np.uint64], disturb: float) -> None:
+        """Args: seeds: of the episodes, which their pushes depend on alone. disturb: standard deviation."""
+        self._expert = expert
+        self._draws = EpisodeRng(seeds ^ _PUSHES, np.zeros_like(seeds))
+        self._std = disturb * (self._draws.uniform() < _PUSHED_SHARE)
+        if env.action_names[-1] == "gripper":
+            self._std = self._std * (np.arange(len(env.action_names)) < len(env.action_names) - 1)
+        self._push: Array = np.zeros((len(seeds), len(env.action_names)))
+        self._wanted: list[Array] = []
+
+    def act(self, obs: Obs) -> Array:
+        """Returns the actions (B, A) that the envs get."""
+        wanted = self._expert.act()
+        self._wanted.append(wanted)
+        fresh = np.sqrt(1.0 - _PUSH_STAYS**2) * self._draws.normal(wanted.shape[1])
+        self._push = _PUSH_STAYS * self._push + self._std * fresh
+        return np.clip(wanted + self._push, -1.0, 1.0).astype(np.float32)
+
+    def relabelled(self, rows: list[Columns]) -> list[Columns]:
+        """Returns the episodes with the actions that the expert wanted."""
+        wanted = np.stack(self._wanted, axis=1)
+        return [
+            row | {"action": own[: len(row["reward"])].astype(row["action"].dtype)}
+            for row, own in zip(rows, wanted, strict=True)
+        ]
 
 
 def played(env: VectorEnv, seeds: NDArray[np.uint64], act: Callable[[Obs], Array]) -> list[Columns]:

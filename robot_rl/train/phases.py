@@ -35,6 +35,7 @@ from robot_rl.real.station import load_station
 from robot_rl.rollout.evaluate import EvalResult, evaluate_in, to_json
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import making
+from robot_rl.sim.sight import check_sight
 from robot_rl.train.assemble import evaluator, evaluators, generator, policy_meta
 from robot_rl.train.base import (
     LOOK,
@@ -116,6 +117,9 @@ class Summary:
     """Repeats the run."""
     timing: dict[str, float]
     """Wall-clock seconds by stage."""
+    spent: dict[str, dict[str, float]]
+    """What each evaluated policy had cost, from the first demonstration on: `minutes` of wall-clock and
+    `cpu_minutes` of this process, evaluations left out."""
     versions: dict[str, str]
     machine: dict[str, str]
     rows: int
@@ -146,7 +150,10 @@ def run(config: RunConfig) -> Summary:
 
 
 def _look_at_envs(config: RunConfig) -> None:
-    """Refuses experience, a base or sources that do not fit the run's envs."""
+    """Refuses experience, a base, sources or cameras that do not fit the run's envs."""
+    if config.env.kind == "sim" and config.env.cameras:
+        for name in config.acting:
+            check_sight(config.env_of(name))
     is_finetuned = "finetune" in config.plan
     if not (config.replay.reuse or config.bc.policy or config.sources or is_finetuned):
         return
@@ -307,6 +314,7 @@ def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
 def _final_evaluation(session: Session, which: str) -> None:
     """Evaluates a saved policy on the held-out seeds, as `robot-rl evaluate` does again."""
     session.results.setdefault("pictures", {})[which] = []
+    session.results.setdefault("spent", {})[which] = session.timer.minutes(without="evaluate")
     results = {name: _evaluated(session, which, name) for name in session.config.acting}
     pictures = session.results["pictures"]
     entries = [entry for phase in reversed(pictures.values()) for entry in phase]  # the newest first
@@ -421,6 +429,7 @@ def _conclude(session: Session) -> Summary:
         nan_resets=results.get("nan_resets", 0) + base.get("nan_resets", 0) + final["nan_resets"],
         command=_command(config, None if tuned is None else tuned["updates"]),
         timing=session.timer.seconds(),
+        spent=results["spent"],
         versions=versions(_PACKAGES),
         machine=machine(config.device),
         rows=session.metrics.num_rows,

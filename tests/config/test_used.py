@@ -14,7 +14,7 @@ def test_a_run_has_the_settings_of_its_method_alone() -> None:
     assert (found["method"]["kind"], found["method"]["decisions"]) == ("ppo", 7)
     assert "utd" not in found["method"]
     assert "human" not in found
-    assert found["demos"].keys() == {"episodes", "bias_m", "noise_m", "path", "mirror"}
+    assert found["demos"].keys() == {"episodes", "bias_m", "noise_m", "disturb", "path", "mirror"}
     assert build(RunConfig, found) == config
 
 

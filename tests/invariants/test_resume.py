@@ -53,7 +53,13 @@ def tiny(out: Path) -> RunConfig:
 def result(folder: Path) -> dict[str, Any]:
     """Returns everything a run came to, without what the clock says."""
     summary = without_checksum(json.loads((folder / "summary.json").read_text()))
-    for name in ("train_minutes", "timing", "run", "command"):  # clocks, and paths, which the command names
+    for name in (
+        "train_minutes",
+        "timing",
+        "spent",
+        "run",
+        "command",
+    ):  # clocks, and paths, which the command names
         del summary[name]
     return {
         "rows": rows_of(folder),

@@ -55,7 +55,7 @@ def tiny(out: Path, variant: str) -> RunConfig:
 def result(folder: Path) -> dict[str, Any]:
     """Returns everything a run came to, without what the clock says."""
     summary = without_checksum(json.loads((folder / "summary.json").read_text()))
-    for name in ("train_minutes", "timing", "run", "command"):
+    for name in ("train_minutes", "timing", "spent", "run", "command"):
         del summary[name]
     return {
         "rows": rows_of(folder),

@@ -50,3 +50,20 @@ def test_counting_goes_on_after_a_resume():
         clock.advance(1.0)
     assert second.seconds() == {"update": 3.0, "other": 0.0}
     assert second.summary()[0].calls == 2
+
+
+def test_minutes_leave_one_stage_out_and_go_on_after_a_resume():
+    clock, cpu = ManualClock(), ManualClock()
+    first = StageTimer(clock, cpu.now_s)
+    for stage, wall_s, cpu_s in (("update", 60.0, 30.0), ("evaluate", 600.0, 300.0)):
+        with first.stage(stage):
+            clock.advance(wall_s)
+            cpu.advance(cpu_s)
+    clock.advance(12.0)
+    second = StageTimer(clock, cpu.now_s)
+    second.load_state_dict(first.state_dict())
+    clock.advance(24.0)
+    cpu.advance(6.0)
+    # 60 + 12 + 24 seconds, and 30 + 6 of the processor.
+    assert second.minutes(without="evaluate") == {"minutes": 1.6, "cpu_minutes": 0.6}
+    assert second.minutes(without="nothing") == {"minutes": 11.6, "cpu_minutes": 5.6}

@@ -59,6 +59,47 @@ def test_episodes_are_whole_and_in_the_order_of_their_seeds() -> None:
     assert (episodes.action == 0.5).all()
 
 
+def sent_and_kept(disturb: float, num_envs: int = 40) -> tuple[Array, Array]:
+    """Returns the actions (T, B, A) that the envs got, and those (B, T, A) that were kept, of 20 steps."""
+    env = FakeEnv(num_envs, truncate_after=[20] * num_envs, autoreset="disabled")
+    env.action_names = ("arm", "gripper")
+    sent, step = list[Array](), env.step_masked
+
+    def spied(actions: Array, active: Array | None) -> Any:
+        sent.append(actions.copy())
+        return step(actions, active)
+
+    env.step_masked = spied
+    seeds = np.arange(num_envs, dtype=np.uint64)
+    episodes = collect_episodes(env, Steady(num_envs), seeds, disturb=disturb)
+    return np.stack(sent), episodes.action.reshape(num_envs, 20, 2)
+
+
+def test_of_a_pushed_expert_what_it_wanted_is_kept() -> None:
+    sent, kept = sent_and_kept(0.2)
+    assert (kept == 0.5).all()
+    assert (sent[..., 1] == 0.5).all()  # nobody pushes the gripper
+    push = sent[..., 0] - 0.5
+    pushed = (push != 0).any(axis=0)
+    # 28 of 40 episodes are expected to be pushed, with a standard deviation of sqrt(40 * 0.7 * 0.3) = 2.9.
+    assert 28 - 3 * 2.9 < pushed.sum() < 28 + 3 * 2.9
+    # The push begins at 0 and stays for 5 steps or so: after 10, its standard deviation is 0.2 (of some 280
+    # draws, of which about 1 in 9 is independent: 5 sigma are 0.2 * 5 / sqrt(2 * 31) = 0.13), and a step
+    # changes it by 0.2 * sqrt(2 * (1 - 0.8)) = 0.126.
+    late = push[10:, pushed]
+    assert late.std() == pytest.approx(0.2, abs=0.13)
+    assert np.diff(late, axis=0).std() == pytest.approx(0.126, abs=0.04)
+    again, _ = sent_and_kept(0.2)
+    assert np.array_equal(again, sent)
+    alone, _ = sent_and_kept(0.2, num_envs=3)
+    assert np.array_equal(alone, sent[:, :3])
+
+
+def test_without_a_push_the_envs_get_what_is_kept() -> None:
+    sent, _ = sent_and_kept(0.0)
+    assert (sent == 0.5).all()
+
+
 @pytest.mark.parametrize("n_exec", [1, 2, 5])
 def test_base_actions_follow_chunks_planned_every_n_exec_steps(n_exec: int) -> None:
     replay = relabelled(collected(), cast(Policy, Planner()), n_exec=n_exec, seed=0)

@@ -70,7 +70,7 @@ def step_by_step(
         acting,
         config.acting[name].num_envs,
         n_exec=config.n_exec,
-        mode="explore",
+        mode="explore" if advise is None else "ode",
         seed=seed("explore"),
     )
     return InlineSource(env, acting, executor, seed=seed("collect") // 2, advise=advise)

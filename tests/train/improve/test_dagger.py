@@ -11,15 +11,18 @@ import torch
 
 from robot_rl.config import build
 from robot_rl.core.names import PRIVILEGED
+from robot_rl.core.registry import resolve
 from robot_rl.data.demos import load_episodes
+from robot_rl.data.normalize import Normaliser
 from robot_rl.data.transitions import StepBatch
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.rollout.envs import make_env, make_expert
+from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_episodes
-from robot_rl.train.improve.dagger import LabelledSteps
+from robot_rl.train.improve.dagger import LabelledSteps, make_source
 from tests.runs import TINY, Killed, rows_of
 
 STATE = ["joint", "finger", "tool.pos", "tool.xaxis"]
@@ -100,6 +103,31 @@ def test_a_checkpoint_says_how_many_labels_the_files_hold(two_episodes: Any, tmp
     assert bool((found == 0.75).any())
 
 
+def test_the_policy_acts_without_noise_and_the_expert_labels(two_episodes: Any, tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    policy = resolve("policy", "gaussian", at="test")(
+        config.policy,
+        state_dim=len(two_episodes.meta.state_names),
+        action_dim=len(two_episodes.meta.action_names),
+        normaliser=Normaliser.fit(two_episodes.obs, two_episodes.action),
+        generator=torch.Generator().manual_seed(0),
+    )
+    env = make_env(config.env, config.num_envs)
+    source = make_source(config, policy, env, "")
+    publisher = Publisher()
+    publisher.offer(0, policy.state_dict)
+    wanted = make_expert(env, bias_m=0.0, noise_m=0.0, noise_seed=0)
+    for _ in range(3):
+        step = source.collect(publisher)
+        seen = {key: torch.from_numpy(value) for key, value in step.obs.items()}
+        mean = policy.sample(policy.encode(seen), mode="ode").actions[:, 0]
+        np.testing.assert_allclose(step.action, mean.detach().numpy(), atol=1e-6)
+        assert step.expert_action is not None
+        assert not np.allclose(step.expert_action, step.action, atol=0.1)
+        assert step.expert_action.shape == wanted.act().shape
+    env.close()
+
+
 @pytest.mark.usefixtures("whole_runs")
 def test_a_run_cut_short_ends_as_the_unbroken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unbroken = Path(phases.run(tiny(tmp_path / "unbroken")).run)
@@ -146,6 +174,14 @@ def test_the_privileged_state_is_recorded_apart_and_no_policy_reads_it(tmp_path:
         (
             {"policy": {"kind": "gaussian", "guess_weight": 0.5}, "env": {"task": "reach"}},
             "policy.guess_weight: got 0.5, allowed: 0 without env.privileged=true",
+        ),
+        (
+            {"demos": {"disturb": 0.3}, "method": {"kind": "residual"}, "n_exec": 1},
+            "demos.disturb: got 0.3, allowed: 0 but with method=dagger, or cloning alone",
+        ),
+        (
+            {"demos": {"disturb": 1.3}},
+            "demos.disturb: got 1.3, allowed: 0 to 1",
         ),
     ],
 )
