@@ -341,7 +341,8 @@ def test_elements_are_shown_once_more():
     env = SimVectorEnv(EnvConfig(task="pick_cube", environment_state=("cube.pos", "goal")), 2)
     obs, _ = env.reset(seed=0)
     names = [name for name in env.state_names if name.startswith(("cube.pos", "goal"))]
-    assert obs[ENVIRONMENT].shape == env.observation_space[ENVIRONMENT].shape == (2, 6)
+    space: Any = env.observation_space
+    assert obs[ENVIRONMENT].shape == space[ENVIRONMENT].shape == (2, 6)
     assert np.array_equal(obs[ENVIRONMENT], obs["state"][:, [env.state_names.index(name) for name in names]])
     env.close()
     with pytest.raises(ConfigError, match=r"env\.environment_state: got 'cup', with which no element"):

@@ -79,7 +79,7 @@ def assemble(
     sources = sources_of(session, start, policy)
     budgets = [source.env_steps for source in config.acting.values()]
     keep = _encodings(config, policy, reads)
-    experience, sampler = _replay(config, start, latent_dim, online, keep, lambda: session.counters.updates)
+    experience, sampler = _replay(config, start, latent_dim, online, lambda: session.counters.updates, keep)
     seed = train_seed(config.seed, f"{config.method.kind} batches")
     learner = Learner(
         algorithm,
@@ -128,8 +128,8 @@ def _replay(
     start: Start,
     latent_dim: int,
     drawn_from: Callable[[ReplayBuffer], Any],
-    keep: Keep | None,
     learner: Callable[[], int],
+    keep: Keep | None = None,
 ) -> tuple[ReplayExperience, Any]:
     """Returns the sources' replays, and their mixture in exact shares with what was recorded before."""
     phase, seed = settings_of(config, OffPolicySettings), config.seed

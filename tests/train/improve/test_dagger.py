@@ -177,7 +177,7 @@ def test_the_privileged_state_is_recorded_apart_and_no_policy_reads_it(tmp_path:
         ),
         (
             {"demos": {"disturb": 0.3}, "method": {"kind": "residual"}, "n_exec": 1},
-            "demos.disturb: got 0.3, allowed: 0 but with method=dagger, or cloning alone",
+            "demos.disturb: got 0.3, allowed: 0 but with method=dagger, method.demo_ratio=0 or cloning alone",
         ),
         (
             {"demos": {"disturb": 1.3}},
