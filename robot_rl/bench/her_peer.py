@@ -28,8 +28,8 @@ from robot_rl.sched.opened import opened
 from robot_rl.sim.single import SingleEnv
 from robot_rl.sim.tasks.push_cube import GOAL_RADIUS_M
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
+from robot_rl.train.recorded import DemosConfig
 
 Array = NDArray[Any]
 

@@ -22,7 +22,8 @@ from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.rollout.envs import Expert, make_expert
 from robot_rl.rollout.stepping import Moment, lockstep, seed_batches
 from robot_rl.sim.reflection import reflection_of
-from robot_rl.train.config import DemosConfig, RunConfig
+from robot_rl.train.config import RunConfig
+from robot_rl.train.recorded import DemosConfig
 
 Array = NDArray[Any]
 Columns = dict[str, Array]

@@ -12,7 +12,7 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.store.reader import StoreReader, open_source
-from robot_rl.train.config import ReplayConfig
+from robot_rl.train.recorded import ReplayConfig
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
+from robot_rl.train.recorded import DemosConfig
 
 
 def in_this_process(command: list[str], **_: Any) -> SimpleNamespace:

@@ -3,6 +3,7 @@ import gc
 import os
 import subprocess
 import sys
+from typing import Any
 
 import mujoco
 import numpy as np

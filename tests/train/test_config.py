@@ -129,7 +129,7 @@ def test_what_an_env_of_others_does_not_read_is_left_out() -> None:
     assert build(RunConfig, config.used()) == config
     words = ["recipe=residual", "env.kind=gym", "env.id=Hopper-v5", "env.expert=mine:hops"]
     demos = load(RunConfig, words, config_name="train").used()["demos"]
-    assert demos.keys() == {"episodes", "path", "mirror"}  # and no aim of our experts
+    assert demos.keys() == {"episodes", "disturb", "path", "mirror"}  # and no aim of our experts
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:

@@ -16,8 +16,9 @@ from robot_rl.data.episode import SOURCES, feature_of
 from robot_rl.data.lerobot.edit import write_new
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.train import phases
-from robot_rl.train.config import DemosConfig, RunConfig
+from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
+from robot_rl.train.recorded import DemosConfig
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 

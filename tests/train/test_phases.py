@@ -23,10 +23,11 @@ from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train import base, checkpoint
-from robot_rl.train.config import CloningSettings, DemosConfig, ReplayConfig, RunConfig, VideoConfig
+from robot_rl.train.config import RunConfig, VideoConfig
 from robot_rl.train.phases import resume, run
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import load_config, new_folder
+from robot_rl.train.recorded import CloningSettings, DemosConfig, ReplayConfig
 from tests.arms import write_arm
 from tests.runs import SMALL, folder_of
 

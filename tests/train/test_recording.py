@@ -21,8 +21,8 @@ from robot_rl.data.reading import ReadingConfig
 from robot_rl.data.store.reader import open_source
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
-from robot_rl.train.config import ReplayConfig
 from robot_rl.train.earlier import check_earlier, open_earlier
+from robot_rl.train.recorded import ReplayConfig
 from robot_rl.train.recording import Recorder, pool_of
 from tests.plain import Plain
 
