@@ -5,7 +5,7 @@
 
 `inputs` maps each input of the graph to an observation, or to `z`, the noise (B, H, A) that a chunk is
 decoded from; an input that is named like its observation may be left out. `mean` and `std` (S,) scale the
-state for what learns beside the policy; without them it is left as it is.
+state for what learns on top of the policy; without them it is left as it is.
 Pictures of type float are given as (B, 3, height, width) in [0, 1], of type uint8 as (B, height, width, 3).
 """
 
@@ -29,7 +29,7 @@ _REMEDY = 'It says at least {"graph": "<file>.onnx"}.'
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxHead:
-    """What the file beside a graph says."""
+    """What the file next to a graph says."""
 
     graph: Path
     inputs: Mapping[str, str]
@@ -61,7 +61,7 @@ def onnx_folder(given: str | Path) -> Path | None:
 
 
 def read_onnx_head(folder: Path) -> OnnxHead:
-    """Reads the file beside a graph.
+    """Reads the file next to a graph.
 
     Raises:
         CheckpointError: it is damaged, or names no graph.
@@ -106,8 +106,8 @@ def open_graph(content: bytes, *, at: str) -> Any:
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own classes, derived from Exception alone
-        said = str(error).splitlines()[0]
-        raise CheckpointError(f"{at}: ONNX Runtime cannot read it: {said}. Export it again.") from error
+        detail = str(error).splitlines()[0]
+        raise CheckpointError(f"{at}: ONNX Runtime cannot read it: {detail}. Export it again.") from error
 
 
 def signature_of(session: Any, inputs: Mapping[str, str], *, at: str) -> Signature:

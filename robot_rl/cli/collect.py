@@ -155,7 +155,7 @@ class CollectConfig:
             )
 
     def _check_env(self) -> None:
-        """Refuses an environment without an expert, and what is said of our tasks beside it."""
+        """Refuses an environment without an expert, and settings of our tasks with it."""
         if self.env.kind == "sim" or self.env.expert is None:
             raise ConfigError(
                 "env: allowed: env.kind=gym or process, env.id=<id> and env.expert=<module:function>, whose "
@@ -163,7 +163,7 @@ class CollectConfig:
             )
         usual = {setting.name: setting.default for setting in fields(self)}
         for name in ("task", "policy", "robot", "bias_m", "noise_m", "cameras", "image_size"):
-            require(getattr(self, name) == usual[name], name, getattr(self, name), "left out beside env.*")
+            require(getattr(self, name) == usual[name], name, getattr(self, name), "left out with env.*")
 
 
 def run(argv: list[str]) -> int:

@@ -121,7 +121,7 @@ def open_given(
 
     Args:
         given: which.
-        instruction: what it is told where it was saved without an instruction.
+        instruction: of a policy that was saved without one.
         is_frozen: whether it learns nothing.
         lora: adapters that learn in the place of all weights.
 

@@ -221,7 +221,7 @@ def test_its_episodes_are_collected_for_later_runs(capsys: pytest.CaptureFixture
     shutil.rmtree("demos")
     for wrong, message in (
         (words[:5], "env: allowed: env.kind=gym or process, env.id=<id> and env.expert=<module:function>"),
-        ([*words[:6], "task=reach"], "task: got 'reach', allowed: left out beside env.*"),
+        ([*words[:6], "task=reach"], "task: got 'reach', allowed: left out with env.*"),
         (["collect", "env.task=reach"], "Tasks of ours have settings of their own: task=, robot=, cameras="),
     ):
         assert main([*wrong, "out=demos"]) == 2
