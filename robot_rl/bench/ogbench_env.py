@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import tempfile
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -166,6 +166,8 @@ class Program:
 
 class Cubes(gymnasium.Env[Array, Array]):
     """A task of OGBench; its process starts with the first episode."""
+
+    metadata: ClassVar[dict[str, Any]] = {"repeats": True}  # its seed decides: making it starts no process
 
     def __init__(self, task: str, *, oracle: bool = False) -> None:
         """Args: task: of `TASKS`. oracle: OGBench's oracle acts, which knows more than the observation."""
