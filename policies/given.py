@@ -1,8 +1,8 @@
 """A policy of others as a base: of LeRobot, or a graph of ONNX. It is frozen, and asked where it decides.
 
-What learns on top of it reads the state: `features` (B, S) are the state in standard deviations of the data that
-the policy was trained on. Its own encoders are run for a decision, not for every control step and replayed
-one, so a base that sees costs a replay nothing. Its actions are clipped to the env's [-1, 1].
+What learns on top of it reads the state: `features` (B, S) are the state in standard deviations of the data
+that the policy was trained on. Its own encoders are run for a decision, not for every control step and
+replayed one, so a base that sees costs a replay nothing. Its actions are clipped to the env's [-1, 1].
 B envs, H chunk length, A action dim, S state dim.
 """
 

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import tempfile
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -167,11 +167,10 @@ class Program:
 class Cubes(gymnasium.Env[Array, Array]):
     """A task of OGBench; its process starts with the first episode."""
 
-    metadata: ClassVar[dict[str, Any]] = {"repeats": True}  # its seed decides: making it starts no process
-
     def __init__(self, task: str, *, oracle: bool = False) -> None:
         """Args: task: of `TASKS`. oracle: OGBench's oracle acts, which knows more than the observation."""
         self.dt = 0.05
+        self.metadata = {"repeats": True}  # its seed decides: making it starts no process
         self.observation_space = Box(-np.inf, np.inf, (TASKS[task][0],), np.float32)
         self.action_space = Box(-1.0, 1.0, (NUM_ACTIONS,), np.float32)
         self._task, self._oracle = task, oracle
