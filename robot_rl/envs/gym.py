@@ -89,7 +89,7 @@ class GymVectorEnv(VectorEnv):
                 envs = Envs(env_id, num_envs, settings or {}, expert)
         self._envs, spec, self._expert = envs, envs.spec, expert
         if not spec["repeats"]:
-            _say_that_seeds_decide_nothing(env_id)
+            _warn_about_seeds(env_id)
         self.render_mode, self._render_modes = spec["render_mode"], spec["render_modes"]
         self.num_envs, self.task, self.robot, self.instruction = num_envs, env_id, env_id, env_id
         self.caps, self.says_success = frozenset[str](), False
@@ -219,7 +219,7 @@ class GymVectorEnv(VectorEnv):
     # Demonstrations
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> GymExpert:
-        """Returns who demonstrates. Bias and noise are those of our tasks' experts: nothing happens here.
+        """Returns the expert of the environment. Bias and noise are of our tasks' experts: not read here.
 
         Raises:
             ConfigError: nobody does.
@@ -309,10 +309,10 @@ class GymExpert:
 
 
 @functools.cache
-def _say_that_seeds_decide_nothing(env_id: str) -> None:
+def _warn_about_seeds(env_id: str) -> None:
     logger.warning(
-        "%s: the same seed began two different episodes: evaluations are not repeated exactly, nor is a "
-        "resumed run. Have its reset(seed=...) draw everything from the seed; docs/suites.md shows how.",
+        "%s: the same seed began two different episodes, so evaluations and resumed runs do not repeat "
+        "exactly. Wrap it so that reset(seed=...) draws everything from the seed; docs/suites.md shows how.",
         env_id,
     )
 

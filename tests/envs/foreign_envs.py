@@ -74,7 +74,7 @@ class Brakes:
         return np.array([self._push, 0.01 * seen["agent_pos"][0]])
 
 
-def faints(seen: Any) -> Any:
+def dies_once(seen: Any) -> Any:
     """An expert whose process ends once, in the third step of the episode with seed 5."""
     if seen["agent_pos"][0] == 5 and (seen["pixels"]["top"] == 2).all() and os.path.exists("once"):
         os.remove("once")
@@ -82,12 +82,12 @@ def faints(seen: Any) -> Any:
     return np.array([1.0, 0.5])
 
 
-def shrugs(seen: Any) -> Any:
-    """An expert who does not know."""
+def gives_nan(seen: Any) -> Any:
+    """An expert whose action is not finite."""
     return np.array([1.0, np.nan])
 
 
-HANDS_OFF = "no function"
+NO_EXPERT = "no function"
 
 
 class Bead(gymnasium.Env[Any, Any]):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError, RobotRLError
-from robot_rl.envs.gym import GymVectorEnv, _say_that_seeds_decide_nothing
+from robot_rl.envs.gym import GymVectorEnv, _warn_about_seeds
 from robot_rl.envs.process import ProcessVectorEnv
 from robot_rl.rollout.envs import make_env, make_expert
 from robot_rl.sim.config import EnvConfig
@@ -158,7 +158,7 @@ def test_an_expert_acts_in_the_environments_units_and_is_another_one_in_each_epi
 
 
 def test_an_expert_whose_process_ends_is_asked_again(tmp_path: Path) -> None:
-    with pushers(expert="foreign_envs:faints", autoreset="disabled") as env:
+    with pushers(expert="foreign_envs:dies_once", autoreset="disabled") as env:
         env.reset(seed=5)
         expert = env.expert()
         for _ in range(2):
@@ -176,7 +176,7 @@ def test_an_expert_whose_process_ends_is_asked_again(tmp_path: Path) -> None:
     [
         ("nowhere:act", r"env\.expert: 'nowhere:act': No module named 'nowhere'\. Allowed: module:function"),
         ("foreign_envs:missing", r"env\.expert: got 'foreign_envs:missing', which is None\. Allowed"),
-        ("foreign_envs:HANDS_OFF", r"which is 'no function'\. Allowed: module:function, or module:class"),
+        ("foreign_envs:NO_EXPERT", r"which is 'no function'\. Allowed: module:function, or module:class"),
     ],
 )
 def test_an_expert_that_is_not_there_is_named(expert: str, message: str) -> None:
@@ -185,7 +185,7 @@ def test_an_expert_that_is_not_there_is_named(expert: str, message: str) -> None
 
 
 def test_what_an_expert_gives_is_an_action() -> None:
-    with pushers(2, workers=1, expert="foreign_envs:shrugs") as env:
+    with pushers(2, workers=1, expert="foreign_envs:gives_nan") as env:
         env.reset(seed=5)
         message = r"env 0: the expert's action is \[ 1\. nan\], allowed: \(2,\) finite numbers\. Look at env"
         with pytest.raises(RobotRLError, match=message):
@@ -205,13 +205,13 @@ def test_what_an_environment_prints_fills_no_disk() -> None:
         assert max(sizes) <= 2**20
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_a_seed_that_decides_nothing_is_told_once(is_told: bool, caplog: pytest.LogCaptureFixture) -> None:
-    _say_that_seeds_decide_nothing.cache_clear()
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_seed_that_decides_nothing_ignores_once(ignores: bool, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_about_seeds.cache_clear()
     for _ in range(2):
-        GymVectorEnv(PUSHER, 2, settings=ENDS | {"fails": "seedless" if is_told else ""})
-    told = [line for line in caplog.messages if "the same seed began two different episodes" in line]
-    assert len(told) == is_told
+        GymVectorEnv(PUSHER, 2, settings=ENDS | {"fails": "seedless" if ignores else ""})
+    lines = [line for line in caplog.messages if "the same seed began two different episodes" in line]
+    assert len(lines) == ignores
 
 
 def test_a_state_goes_on_to_the_same_bytes_in_other_processes() -> None:

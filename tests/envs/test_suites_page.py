@@ -71,8 +71,8 @@ def my_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 @pytest.mark.usefixtures("my_suites")
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("suite", ["lift", "meta_world"])
-def test_suites_are_mended(suite: str, sparse: bool, caplog: pytest.LogCaptureFixture) -> None:
-    gym._say_that_seeds_decide_nothing.cache_clear()
+def test_suites_are_adapted(suite: str, sparse: bool, caplog: pytest.LogCaptureFixture) -> None:
+    gym._warn_about_seeds.cache_clear()
     gymnasium.register("Meta-World/MT1", entry_point=_reach, max_episode_steps=500)
     settings = {"sparse": sparse, "max_episode_steps": 4} | (
         {"name": "reach-v3"} if suite == "meta_world" else {}
