@@ -1,6 +1,6 @@
 """A policy of others as a base: of LeRobot, or a graph of ONNX. It is frozen, and asked where it decides.
 
-What learns on top of it reads the state: `features` (B, S) are the state in standard deviations of the data
+What learns next to it reads the state: `features` (B, S) are the state in standard deviations of the data
 that the policy was trained on. Its own encoders are run for a decision, not for every control step and
 replayed one, so a base that sees costs a replay nothing. Its actions are clipped to the env's [-1, 1].
 B envs, H chunk length, A action dim, S state dim.
@@ -25,7 +25,7 @@ _OBS = "obs."
 """Begins the names of what was observed itself."""
 
 
-class Stranger(SavedPolicy, Protocol):
+class ForeignPolicy(SavedPolicy, Protocol):
     """A policy of others."""
 
     state_dim: int
@@ -45,16 +45,16 @@ class GivenPolicy(FrozenBaseAdapter):
     kind: ClassVar[str] = "given"
 
     def __init__(self, base: nn.Module, scale: tuple[Tensor, Tensor]) -> None:
-        """Freezes `base`, a `Stranger`; `scale` is mean and standard deviation (S,) of the state."""
+        """Freezes `base`, a `ForeignPolicy`; `scale` is mean and standard deviation (S,) of the state."""
         super().__init__(base)
-        self.feature_dim = self.stranger.state_dim
+        self.feature_dim = self.foreign.state_dim
         self.state_mean: Tensor = nn.Buffer(scale[0].clone())
         self.state_std: Tensor = nn.Buffer(scale[1].clone())
 
     @property
-    def stranger(self) -> Stranger:
+    def foreign(self) -> ForeignPolicy:
         """The base, seen as a policy of others."""
-        return cast("Stranger", self.base)
+        return cast("ForeignPolicy", self.base)
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
         """Returns the `features`, and what the base reads as it is.
@@ -62,11 +62,11 @@ class GivenPolicy(FrozenBaseAdapter):
         Raises:
             ValueError: the observation lacks something that the base reads.
         """
-        read = self.stranger.observed
+        read = self.foreign.observed
         missing = [key for key in read if key not in obs]
         if missing:
             raise ValueError(
-                f"{self.stranger.kind}: the observation lacks {', '.join(missing)}; it has {', '.join(obs)}."
+                f"{self.foreign.kind}: the observation lacks {', '.join(missing)}; it has {', '.join(obs)}."
             )
         features = (obs["state"].to(self.state_mean.dtype) - self.state_mean) / self.state_std
         shown = {_OBS + key: obs[key] for key in (*read, INSTRUCTION) if key in obs}
@@ -82,7 +82,7 @@ class GivenPolicy(FrozenBaseAdapter):
         generator: Generator | None = None,
     ) -> ChunkSample:
         """Returns the base's chunk (B, H, A), clipped; a base that decodes no noise ignores `z`."""
-        noise = z if self.stranger.takes_noise else None
+        noise = z if self.foreign.takes_noise else None
         how: dict[str, Any] = {"z": noise, "mode": mode, "record": record, "generator": generator}
         found = self.policy.sample(self._seen(encoded), **how)
         return replace(found, actions=found.actions.clamp(-1.0, 1.0))

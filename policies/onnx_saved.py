@@ -5,7 +5,7 @@
 
 `inputs` maps each input of the graph to an observation, or to `z`, the noise (B, H, A) that a chunk is
 decoded from; an input that is named like its observation may be left out. `mean` and `std` (S,) scale the
-state for what learns on top of the policy; without them it is left as it is.
+state for what learns next to the policy; without them it is left as it is.
 Pictures of type float are given as (B, 3, height, width) in [0, 1], of type uint8 as (B, height, width, 3).
 """
 
@@ -67,10 +67,10 @@ def read_onnx_head(folder: Path) -> OnnxHead:
         CheckpointError: it is damaged, or names no graph.
     """
     table = read_json(folder / HEAD, CheckpointError, _REMEDY)
-    strange = sorted(set(table) - _KNOWN)
+    unknown = sorted(set(table) - _KNOWN)
     graph = folder / str(table.get("graph", ""))
-    if strange or not graph.is_file():
-        what = f"no option {strange[0]!r}" if strange else f"no graph {graph.name!r} in the folder"
+    if unknown or not graph.is_file():
+        what = f"no option {unknown[0]!r}" if unknown else f"no graph {graph.name!r} in the folder"
         raise CheckpointError(f"{folder / HEAD}: {what}; known are {', '.join(sorted(_KNOWN))}. {_REMEDY}")
     scale = [None if table.get(name) is None else tuple(map(float, table[name])) for name in ("mean", "std")]
     return OnnxHead(graph=graph, inputs=dict(table.get("inputs", {})), mean=scale[0], std=scale[1])
@@ -106,8 +106,8 @@ def open_graph(content: bytes, *, at: str) -> Any:
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own classes, derived from Exception alone
-        detail = str(error).splitlines()[0]
-        raise CheckpointError(f"{at}: ONNX Runtime cannot read it: {detail}. Export it again.") from error
+        why = str(error).splitlines()[0]
+        raise CheckpointError(f"{at}: ONNX Runtime cannot read it: {why}. Export it again.") from error
 
 
 def signature_of(session: Any, inputs: Mapping[str, str], *, at: str) -> Signature:

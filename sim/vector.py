@@ -125,7 +125,7 @@ class SimVectorEnv(VectorEnv):
         self.privileged_names = tuple(names[i] for i in hidden)
         apart, at = self.config.environment_state, "env.environment_state"
         apart = chosen(names, apart, at=at) if apart else []
-        self._apart_index = self.backend.asarray(index[apart])
+        self._environment_index = self.backend.asarray(index[apart])
         self.action_names = self.controller.action_names
         self.autoreset = autoreset == "same_step"
         mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
@@ -352,8 +352,8 @@ class SimVectorEnv(VectorEnv):
         obs: Obs = {"state": self._asarray(values[:, self._state_index], self.xp.float32)}
         if len(self._hidden_index):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
-        if len(self._apart_index):
-            obs[ENVIRONMENT] = self._asarray(values[:, self._apart_index], self.xp.float32)
+        if len(self._environment_index):
+            obs[ENVIRONMENT] = self._asarray(values[:, self._environment_index], self.xp.float32)
         if self._renderer is not None:
             rows = to_numpy(self._all_rows if ids is None else ids)
             if len(changed := rows[self._changed[rows]]):

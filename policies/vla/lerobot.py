@@ -274,7 +274,7 @@ class LeRobotPolicy(Unrefined, nn.Module):
         if not {"mean", "std"} <= set(table):
             raise CheckpointError(
                 f"{self._parts.origin}: the preprocessor has no mean and std of {STATE}, by which the state "
-                "is scaled for what learns on top of the policy. Take a folder that `lerobot-train` wrote."
+                "is scaled for what learns next to the policy. Take a folder that `lerobot-train` wrote."
             )
         mean, std = (torch.as_tensor(table[name], dtype=torch.float32).flatten() for name in ("mean", "std"))
         return mean, std.clamp_min(STATE_STD_FLOOR)

@@ -1,4 +1,4 @@
-"""The policy contract over LeRobot's Diffusion: its network walks our diffusion process, and has a density.
+"""The policy contract over LeRobot's Diffusion: our process denoises with its network, and has a density.
 
 LeRobot's schedule is ours (`squaredcos_cap_v2`, clipped actions), so its weights serve as they are. Two
 things differ from LeRobot's own sampler: the noise levels of a short path, which here begin at the last one
@@ -32,7 +32,7 @@ _NEEDED = {"prediction_type": "epsilon", "beta_schedule": "squaredcos_cap_v2", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffusionWalk(ProcessConfig):
+class DiffusionOptions(ProcessConfig):
     """How the chunk is denoised: `ddim` without noise, until a method explores by `ddpm` or `ddim`."""
 
     steps: int
@@ -40,8 +40,8 @@ class DiffusionWalk(ProcessConfig):
     train_steps: int
     """T, the noise levels of training."""
 
-    def exploring(self, options: ProcessConfig) -> DiffusionWalk:
-        """Returns this walk with another process.
+    def exploring(self, options: ProcessConfig) -> DiffusionOptions:
+        """Returns these options with another process.
 
         Raises:
             ConfigError: a process that LeRobot's Diffusion does not have, or options of another one.
@@ -85,18 +85,18 @@ class LeRobotDiffusionPolicy(LeRobotPolicy):
         config.num_inference_steps = steps  # is saved, so that LeRobot takes as many
         config.noise_scheduler_type = "DDIM"
         levels = int(config.num_train_timesteps)
-        self.use_walk(DiffusionWalk(process="ddim", eta=0.0, steps=steps, train_steps=levels))
+        self.use_options(DiffusionOptions(process="ddim", eta=0.0, steps=steps, train_steps=levels))
 
-    def use_walk(self, walk: DiffusionWalk) -> None:
+    def use_options(self, options: DiffusionOptions) -> None:
         """Denoises so from now on."""
-        self.walk = walk
-        self.process = walk.process_of()
-        self.grid = scored_grid(self.process, walk.steps, walk.scored)
+        self.options = options
+        self.process = options.process_of()
+        self.grid = scored_grid(self.process, options.steps, options.scored)
 
     @property
-    def explorable(self) -> DiffusionWalk:
+    def explorable(self) -> DiffusionOptions:
         """What a method's process is put on."""
-        return self.walk
+        return self.options
 
     def with_process(self, options: ProcessConfig, *, generator: Generator | None = None) -> Self:
         """Returns a policy that shares this one's weights, and explores in another way.
@@ -109,7 +109,7 @@ class LeRobotDiffusionPolicy(LeRobotPolicy):
         twin = copy.copy(self)
         twin._load_state_dict_pre_hooks = OrderedDict()  # a hook holds its module, weakly
         twin.hook_tied()
-        twin.use_walk(self.walk.exploring(options))
+        twin.use_options(self.options.exploring(options))
         return twin
 
     def sample(
@@ -144,28 +144,28 @@ class LeRobotDiffusionPolicy(LeRobotPolicy):
                 explore=mode == "explore",
                 record=record,
                 generator=generator,
-                scored=self.walk.scored,
+                scored=self.options.scored,
             )
             return ChunkSample(self.postprocess(path.x.clamp(-1.0, 1.0)), path.chain)
 
     def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
         with self.acting():
-            return score(self._net(encoded), self.process, self.grid, chain, scored=self.walk.scored)
+            return score(self._net(encoded), self.process, self.grid, chain, scored=self.options.scored)
 
     def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "walk": asdict(self.walk)}
+        return {**super().spec(), "options": asdict(self.options)}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
         policy = super().from_spec(spec, at=at)
-        policy.use_walk(read_config(DiffusionWalk, spec["walk"], at=f"{at}: walk"))
+        policy.use_options(read_config(DiffusionOptions, spec["options"], at=f"{at}: options"))
         return policy
 
     def _net(self, encoded: Encoded) -> Net:
         """Returns the network bound to the observations."""
-        features, walk = encoded["features"], self.walk
-        levels = [round(time * walk.train_steps) - 1 for time in self.grid.times[:-1]]
+        features, options = encoded["features"], self.options
+        levels = [round(time * options.train_steps) - 1 for time in self.grid.times[:-1]]
         level_of = torch.tensor(levels, dtype=torch.long, device=self.device)
 
         def noise(x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor:

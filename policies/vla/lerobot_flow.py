@@ -71,9 +71,9 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         if flow.steps is not None:
             setattr(self.config, steps, flow.steps)  # is saved, so that LeRobot takes as many
         self.flow: FlowOptions = replace(flow, steps=getattr(self.config, steps))
-        self._walk()
+        self._make_process()
 
-    def _walk(self) -> None:
+    def _make_process(self) -> None:
         """Makes the process and the grid that `flow` names."""
         flow = self.flow
         try:
@@ -97,7 +97,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         twin._load_state_dict_pre_hooks = OrderedDict()  # a hook holds its module, weakly
         twin.hook_tied()
         twin.flow = self.flow.exploring(options)
-        twin._walk()
+        twin._make_process()
         return twin
 
     @property

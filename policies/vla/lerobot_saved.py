@@ -1,4 +1,4 @@
-"""What a folder that LeRobot saved says of its policy; without torch, so that a misfit is refused at once."""
+"""What a folder that LeRobot saved says of its policy; without torch: a misfit is reported at once."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def open_given(
 
     Args:
         given: which.
-        instruction: of a policy that was saved without one.
+        instruction: its instruction where it was saved without one.
         is_frozen: whether it learns nothing.
         lora: adapters that learn in the place of all weights.
 
@@ -196,9 +196,9 @@ def _check_method(config: RunConfig, given: GivenFolder, at: str) -> None:
 def _check_shown(at: str, given: GivenFolder, features: Mapping[str, Feature]) -> None:
     """Refuses an env that does not show what the policy reads."""
     known = [_STATE, _APART, *(key for key in given.inputs if key.startswith("observation.images."))]
-    strange = [key for key in given.inputs if key not in known]
-    if strange:
-        raise CheckpointError(f"{at}: it reads {', '.join(strange)}, which no env here shows.")
+    unknown = [key for key in given.inputs if key not in known]
+    if unknown:
+        raise CheckpointError(f"{at}: it reads {', '.join(unknown)}, which no env here shows.")
     wrong: list[str] = []
     words: list[str] = []
     for camera, (height, width) in given.cameras.items():

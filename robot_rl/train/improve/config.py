@@ -33,7 +33,7 @@ DENOISING = tuple(kind for kind in PROCESSES if kind != "token")
 """Those whose chunk begins as noise."""
 FINETUNED = ("small_vla",)
 """Kinds that `robot-rl finetune` makes."""
-STRANGERS = ("lerobot_act", "lerobot_diffusion", "lerobot_flow", "onnx", "onnx_without_noise")
+FOREIGN = ("lerobot_act", "lerobot_diffusion", "lerobot_flow", "onnx", "onnx_without_noise")
 """Kinds of base that others made. Of LeRobot: ACT, Diffusion; SmolVLA, pi0 and pi0.5 are flows. A graph of
 ONNX, with noise for an input or without."""
 NOISE = "noise"
@@ -180,7 +180,7 @@ class ResidualSettings(OffPolicySettings):
     """Residual RL on the frozen base."""
 
     kind: ClassVar[str] = "residual"
-    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED, *STRANGERS)
+    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED, *FOREIGN)
     scale: float = 0.2
     """Largest correction, as a share of the env's [-1, 1]."""
     head: ResidualHeadConfig = field(default_factory=ResidualHeadConfig)
