@@ -60,7 +60,10 @@ def step_by_step(
     *,
     advise: Callable[[], Array] | None = None,
 ) -> InlineSource:
-    """Returns a source of single control steps, as most methods have; `advise`: see `InlineSource`."""
+    """Returns a source of single control steps, as most methods have; `advise`: see `InlineSource`.
+
+    With advice the policy acts without noise: its noise is as wide as its errors, and drops what it holds.
+    """
 
     def seed(stream: str) -> int:
         return train_seed(config.seed, f"{stream} {name}" if name else stream)
