@@ -37,7 +37,7 @@ $(READY): pyproject.toml .ci/setup
 	@touch $@
 
 train: $(READY)
-	$(VENV)/bin/robot-rl train recipe=pick_cube torch_threads=2 --json
+	$(VENV)/bin/robot-rl train recipe=pick_cube --json
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest -n auto -m "$(USUAL) and not slow and not alone"
