@@ -435,7 +435,7 @@ def test_the_smoke_recipe_runs_the_whole_chain(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["recipe=pick_cube_pixels"], "7,500 control steps of DAgger on "),
+        (["recipe=pick_cube_pixels"], "15,000 control steps of DAgger on "),
         (["recipe=smoke"], "control steps of residual RL on "),
     ],
 )

@@ -192,7 +192,8 @@ def test_what_tokens_cannot_do_is_refused(
 
 
 def test_methods_that_need_noise_refuse_tokens() -> None:
-    message = "policy.kind: got 'token', allowed: flow, diffusion, one_step, small_vla with method=latent"
+    able = "flow, diffusion, one_step, small_vla, lerobot_diffusion, lerobot_flow, onnx"
+    message = f"policy.kind: got 'token', allowed: {able} with method=latent"
     with pytest.raises(ConfigError, match=message):
         build(RunConfig, {**RUN, "method": {"kind": "latent"}})
 

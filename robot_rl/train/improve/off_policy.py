@@ -72,7 +72,8 @@ def assemble(
         draw: returns a batch.
         latent_dim: elements of the noise behind each chunk, if the replay is to keep it.
         online: returns what is drawn from of a source's replay.
-        reads: names in the policy's encoding that the algorithm reads, all if empty; the replay keeps these.
+        reads: the few names in a frozen policy's encoding that the algorithm reads: the replay keeps these in
+            the place of pictures. Empty: it keeps pictures, which the algorithm encodes.
     """
     config, phase = session.config, settings_of(session.config, OffPolicySettings)
     session.counters.updates = 0
@@ -111,13 +112,14 @@ def _encodings(config: RunConfig, policy: Module, reads: Collection[str]) -> Kee
 
     None where the replay keeps observations: without pictures, or mixed with those of earlier runs.
     """
-    if not (config.env.cameras and isinstance(policy, FrozenBaseAdapter)) or config.replay.reuse:
+    is_frozen = isinstance(policy, FrozenBaseAdapter)
+    if not (reads and is_frozen and config.env.cameras) or config.replay.reuse:
         return None
 
     def keep(obs: Mapping[str, Any]) -> dict[str, Any]:
         tensors = {key: torch.as_tensor(value, device=config.device) for key, value in obs.items()}
         encoded = policy.encode(tensors)
-        kept = {name: encoded[name].cpu().numpy() for name in reads or encoded}
+        kept = {name: encoded[name].cpu().numpy() for name in reads}
         return kept | {key: value for key, value in obs.items() if key == PRIVILEGED}
 
     return keep
