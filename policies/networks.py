@@ -188,6 +188,21 @@ class ImageEncoder(nn.Module):
         return self.project(spatial_soft_argmax(maps))
 
 
+_SEEN = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (3.0, -3.0, 0.0), (1.5, 1.5, -3.0))
+"""What a keypoint encoder sees (its rows) of red, green and blue."""
+
+
+class _OpponentConv(nn.Conv2d):
+    """A convolution over the colours of `_SEEN`, of pictures in red, green and blue (B, 3, h, w).
+
+    These colours are sums of the three, so its weights are added up, and not pictures, which takes longer.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = torch.einsum("oshw,sc->ochw", self.weight, self.weight.new_tensor(_SEEN))
+        return self._conv_forward(input, weight, self.bias)
+
+
 class KeypointEncoder(nn.Module):
     """Encodes one camera as keypoints: where each channel is active, and how clearly.
 
@@ -199,7 +214,7 @@ class KeypointEncoder(nn.Module):
     def __init__(self, *, channels: tuple[int, int] = (12, 24), keypoints: int = 32) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(
-            nn.Conv2d(5, channels[0], 3, stride=2, padding=1),
+            _OpponentConv(len(_SEEN), channels[0], 3, stride=2, padding=1),
             nn.SiLU(),
             nn.Conv2d(channels[0], channels[1], 3, stride=2, padding=1),
             nn.SiLU(),
@@ -210,17 +225,21 @@ class KeypointEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Maps images (B, h, w, 3) in [0, 1] to (B, 3 keypoints): x and y in [-1, 1], and strength."""
-        rgb = 2.0 * image.permute(0, 3, 1, 2) - 1.0
-        red, green, blue = rgb.unbind(dim=1)
-        opponent = torch.stack([3.0 * (red - green), 3.0 * ((red + green) / 2 - blue)], dim=1)
-        seen = torch.cat([rgb, opponent], dim=1).contiguous(memory_format=torch.channels_last)
-        with torch.autocast(seen.device.type, torch.bfloat16, enabled=rounds_to_bfloat16(seen.device)):
-            maps = self.convolutions(seen)
-        std, mean = torch.std_mean(maps.float(), dim=(2, 3), keepdim=True)
-        maps = (maps - mean) / (std + 1e-3)
-        strength = (maps.amax(dim=(2, 3)) - 3.0) / 4.0
-        sharpness = self.log_sharpness.exp()[:, None, None]
-        return torch.cat([spatial_soft_argmax(maps * sharpness), strength], dim=-1)
+        rgb = torch.add(image.new_tensor(-1.0), image, alpha=2.0).permute(0, 3, 1, 2)
+        with torch.autocast(rgb.device.type, torch.bfloat16, enabled=rounds_to_bfloat16(rgb.device)):
+            maps = self.convolutions(rgb)
+        height, width = maps.shape[2:]
+        # Channels stay last, as convolutions leave them: rearranging maps takes longer than convolutions.
+        values = maps.permute(0, 2, 3, 1).flatten(1, 2).float()
+        values = values - values.mean(dim=1, keepdim=True)
+        variance = values.square().sum(dim=1, keepdim=True) / (height * width - 1)
+        std = variance.clamp_min(1e-12).sqrt() + 1e-3  # a blank picture has no gradient, and not NaN
+        top = values.amax(dim=1, keepdim=True)
+        weights = ((values - top.detach()) * (self.log_sharpness.exp() / std)).exp()
+        y, x = torch.meshgrid(*(torch.linspace(-1.0, 1.0, n) for n in (height, width)), indexing="ij")
+        sums = torch.stack([x, y, torch.ones_like(x)]).flatten(1).to(weights) @ weights
+        strength = (top[:, 0] / std[:, 0] - 3.0) / 4.0
+        return torch.cat([sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2], strength], dim=-1)
 
 
 def rounds_to_bfloat16(device: torch.device) -> bool:

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.normalize import Normaliser
+from robot_rl.policies import networks
 from robot_rl.policies.networks import (
     MLP,
     DenoiseNet,
@@ -149,6 +151,34 @@ def test_keypoints_find_a_small_red_square() -> None:
     image, where = shown(64)
     error_px = 15.0 * (head(encoder(image)) - where).abs().mean().detach()
     assert float(error_px) < 2.0
+
+
+def test_keypoints_are_of_maps_over_opponent_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As the class says it, colour by colour and map by map.
+    monkeypatch.setattr(networks, "rounds_to_bfloat16", lambda device: False)
+    encoder = KeypointEncoder(channels=(4, 6), keypoints=3)
+    encoder.log_sharpness.data = torch.tensor([0.0, 0.5, -0.5])
+    image = torch.rand(2, 20, 24, 3, generator=seeded())
+    r, g, b = (2.0 * image - 1.0).unbind(dim=-1)
+    maps = torch.stack([r, g, b, 3.0 * (r - g), 3.0 * ((r + g) / 2.0 - b)], dim=1)
+    for layer in encoder.convolutions:
+        if isinstance(layer, nn.Conv2d):
+            maps = nn.functional.conv2d(maps, layer.weight, layer.bias, layer.stride, padding=1)
+        else:
+            maps = layer(maps)
+    std, mean = torch.std_mean(maps, dim=(2, 3), keepdim=True)
+    maps = (maps - mean) / (std + 1e-3)
+    positions = spatial_soft_argmax(maps * encoder.log_sharpness.exp()[:, None, None])
+    strength = (maps.amax(dim=(2, 3)) - 3.0) / 4.0
+    found = encoder(image)
+    assert torch.allclose(found[:, :6], positions, atol=1e-5)
+    assert torch.allclose(found[:, 6:], strength, atol=1e-5)
+
+
+def test_a_blank_picture_has_a_gradient_that_is_finite() -> None:
+    encoder = KeypointEncoder(keypoints=4)
+    encoder(torch.full((2, 16, 16, 3), 0.5)).sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in encoder.parameters() if p.grad is not None)
 
 
 def test_keypoints_do_not_depend_on_how_strong_a_map_is() -> None:
