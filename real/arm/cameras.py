@@ -1,8 +1,10 @@
 """Cameras of the simulated arm, in their own process: drawing must not delay the control loop.
 
-    arm --state row, ROS time--> cameras: set_state, draw, JPEG, publish
+    arm --state row, ROS time--> cameras: set_state, draw --line--> JPEG, publish
 
-The arm sends states at the rate of the cameras and never waits; slow cameras draw the newest state.
+The arm sends states at the rate of the cameras and never waits; slow cameras draw the newest state. The line
+is as bad as that of the arm's other messages; a picture is on its way from the moment that it shows, so that
+drawing adds nothing to a delay that is longer.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from PIL import Image
 from robot_rl.config import build, plain
 from robot_rl.core.errors import RenderError, RobotRLError
 from robot_rl.core.registry import resolve
+from robot_rl.real.arm.channel import Channel
 from robot_rl.real.arm.config import SimArmConfig
 from robot_rl.real.arm.topics import set_stamp
 from robot_rl.real.link import Link
@@ -31,6 +35,8 @@ from robot_rl.real.ros2.node import open_node
 _START_S = 90.0
 """Longest start: the search for OpenGL starts a process for each candidate."""
 _JPEG_QUALITY = 90
+_LINE_STREAM = 3
+"""Of the draws of the pictures' line: the arm has those before it."""
 _QOS = QoS(depth=2)
 """Reliable, as with most drivers: it matches all subscribers."""
 
@@ -51,6 +57,8 @@ class Cameras:
                 [*words, str(theirs.fileno()), json.dumps(plain(config))], pass_fds=[theirs.fileno()]
             )
         self._link = Link(ours)
+        self.num_published, self.seconds, self.cpu_s = 0, 0.0, 0.0
+        """Pictures of all cameras, since the first of them; processor seconds of their process meanwhile."""
         self._link.wait(_START_S)
         answers = [message for message in self._link.receive() if isinstance(message, Answer)]
         if not answers or not answers[0].done:
@@ -61,6 +69,10 @@ class Cameras:
     def show(self, row: Array, ros_ns: int) -> None:
         """Sends a state of the plant; it is dropped if the cameras have not fetched the last one."""
         self._link.send(Frame(name="state", stamp_ns=ros_ns, array=row))
+        for message in self._link.receive():
+            if isinstance(message, Frame):
+                num_published, self.seconds, self.cpu_s = message.array.tolist()
+                self.num_published = round(num_published)
 
     def close(self) -> None:
         self._link.close()
@@ -126,15 +138,29 @@ def serve(link: Link, config: SimArmConfig, plant: Plant) -> None:
         domain_id=config.domain_id,
     )
     topics = {camera: CameraTopics(node, camera) for camera in config.cameras}
+    seed = np.random.SeedSequence(config.seed).spawn(_LINE_STREAM + 1)[_LINE_STREAM]
+    line = Channel[tuple[str, Array, int]](config.channel, np.random.default_rng(seed))
     link.send(Answer(operation="start", done=True))
+    num_published, begun_s, begun_cpu_s = 0, 0.0, 0.0
     while not link.closed:
-        link.wait(1.0)
+        link.wait(line.wait_s(time.monotonic_ns(), 1.0))
+        taken_ns = time.monotonic_ns()
         frames = [message for message in link.receive() if isinstance(message, Frame)]
         wanted = [camera for camera in topics if topics[camera].is_wanted]
         if frames and wanted:
             plant.set_state(frames[-1].array)
             for camera in wanted:
-                topics[camera].publish(plant.picture(camera), frames[-1].stamp_ns)
+                line.send((camera, plant.picture(camera), frames[-1].stamp_ns), taken_ns)
+        due = line.receive(time.monotonic_ns())
+        for camera, picture, ros_ns in due:
+            topics[camera].publish(picture, ros_ns)
+        if due:
+            now_s, cpu_s = time.monotonic(), time.process_time()
+            if not num_published:
+                begun_s, begun_cpu_s = now_s, cpu_s
+            num_published += len(due)
+            facts = np.array([num_published, now_s - begun_s, cpu_s - begun_cpu_s])
+            link.send(Frame(name="published", stamp_ns=due[-1][2], array=facts))
     node.close()
 
 

@@ -62,6 +62,12 @@ class Channel(Generic[T]):
                 due.append(self._queue.popleft()[1])
         return due
 
+    def wait_s(self, now_ns: int, most_s: float) -> float:
+        """Returns how long until the next message is due, at most `most_s`."""
+        with self._lock:
+            due_s = 1e-9 * (self._queue[0][0] - now_ns) if self._queue else most_s
+        return min(max(due_s, 0.0), most_s)
+
     def clear(self) -> None:
         """Drops the messages on the way."""
         with self._lock:

@@ -28,7 +28,7 @@ class SimArmConfig:
     seed: int = 0
     """Episode at the start, and of all noise."""
     delay_ms: float = 0.0
-    """Delay of every message, commands and states each."""
+    """Delay of every message: commands, states and pictures each."""
     jitter_ms: float = 0.0
     """On top, uniform from 0 to this."""
     loss: float = 0.0
@@ -38,8 +38,9 @@ class SimArmConfig:
     encoder_noise_rad: float = 0.0
     """Standard deviation of measured positions."""
     cameras: tuple[str, ...] = ()
-    """Of the scene: front, side, overhead."""
+    """Of the scene: front, side, overhead, left, right, wrist."""
     camera_hz: float = 15.0
+    """Pictures a second of each camera."""
     image_size: tuple[int, int] = (96, 96)
     """Height and width in pixels."""
     object_hz: float = 50.0
@@ -72,9 +73,18 @@ class SimArmConfig:
         require(timeout_s is None or timeout_s > 0, "velocity_timeout_s", timeout_s, "above 0, or null")
         for key in ("camera_hz", "object_hz", "log_s"):
             require(getattr(self, key) > 0, key, getattr(self, key), "above 0")
+        fastest = f"at most rate_hz={self.rate_hz:g}"
+        is_slower = not self.cameras or self.camera_hz <= self.rate_hz
+        require(is_slower, "camera_hz", self.camera_hz, fastest)
         is_log = self.log is None or self.log.endswith(".npz")
         require(is_log, "log", self.log, "a file that ends in .npz, or null")
         _ = self.channel
+
+    @property
+    def in_flight_s(self) -> float:
+        """How long a measurement is on its way at most: taken, drawn, and sent over the line."""
+        drawing_s = 1.0 / self.camera_hz if self.cameras else 0.0
+        return drawing_s + 1e-3 * (self.delay_ms + self.jitter_ms)
 
     @property
     def channel(self) -> ChannelConfig:

@@ -75,6 +75,7 @@ def serve(
             "cpu_share": round((_cpu_s() - begun_cpu_s) / wall_s, 4),
             "scheduling": scheduling,
             **_counts(arm),
+            **({} if cameras is None else _of_cameras(cameras)),
             "log": None if path is None else str(path),
         }
 
@@ -85,14 +86,14 @@ def _run(
     """Runs the loop: one cycle a period, at absolute times."""
     config = arm.config
     period_s, seconds = 1.0 / config.rate_hz, config.seconds
-    picture_every = max(1, round(config.rate_hz / config.camera_hz))
+    pictures_a_cycle = config.camera_hz / config.rate_hz
     sys.setswitchinterval(_SWITCH_S)
     now_ns = time.monotonic_ns()
     # Once before the clock runs: the first message of a type takes milliseconds.
     states.publish(Cycle(now_ns=now_ns, ros_ns=ros_ns(), dt_s=period_s, state=arm.body.read(now_ns)))
     pace = Pace(config.rate_hz)
     begun_ns = time.monotonic_ns()
-    passed = 0
+    passed = num_shown = 0
     while not stop.is_set():
         pace.wait()
         now_ns = time.monotonic_ns()
@@ -100,7 +101,8 @@ def _run(
         due = round(1e-9 * (now_ns - begun_ns) / period_s)
         states.publish(arm.cycle(now_ns, ros_ns(), max(1, due - passed) * period_s))
         passed = max(due, passed + 1)
-        if cameras is not None and arm.num_cycles % picture_every == 0:
+        if cameras is not None and (num_due := int(passed * pictures_a_cycle)) > num_shown:
+            num_shown = num_due
             cameras.show(arm.plant.state(), ros_ns())
         if seconds is not None and 1e-9 * (now_ns - begun_ns) >= seconds:
             break
@@ -117,6 +119,15 @@ def _counts(arm: SimArm) -> dict[str, Any]:
         "beyond_limits": arm.body.num_beyond_limits,
         "stops": arm.body.num_stops,
         "stop_reason": arm.body.stop_reason,
+    }
+
+
+def _of_cameras(cameras: Cameras) -> dict[str, Any]:
+    seconds = max(1e-9, cameras.seconds)
+    return {
+        "pictures": cameras.num_published,
+        "pictures_hz": round(cameras.num_published / seconds, 2),
+        "cameras_cpu_share": round(cameras.cpu_s / seconds, 4),
     }
 
 

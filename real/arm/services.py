@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -186,9 +187,11 @@ class ArmServices:
             node.create_service("std_srvs/srv/Trigger", f"~/{name}", self._trigger(answer))
 
     def _reset(self) -> Answer:
+        """Puts the scene back; the answer comes when no message or picture of the old one is on its way."""
         seed = self._parameters["episode_seed"]
         assert isinstance(seed, int), "a parameter's type never changes"
         self._arm.set_episode(seed)
+        time.sleep(self._arm.config.in_flight_s)
         return True, f"episode {seed}"
 
     def _trigger(self, answer: Callable[[], Answer]) -> Callable[[Message], Message]:

@@ -16,9 +16,9 @@ ROS graph, with or without ROS installed. Ctrl-C ends it and prints how late its
 
 The connection and the arm:
   rate_hz=200            update rate of the controller manager, 1 to 1000
-  delay_ms=0 jitter_ms=0 loss=0      of every message: commands and states
+  delay_ms=0 jitter_ms=0 loss=0      of every message: commands, states and pictures
   friction_n_m=0         dry friction in every joint       encoder_noise_rad=0
-  cameras=front,side     also overhead; camera_hz=15 image_size=96,96
+  cameras=front,side     also overhead, left, right, wrist; camera_hz=15 image_size=96,96
   seed=0                 of the first episode and of all noise
   seconds=null           how long it runs; log=truth.npz keeps commands and measurements of every cycle
 
@@ -68,6 +68,9 @@ def _serve(words: list[str]) -> Outcome:
         f"{late['p50']:.0f} us (median), {late['p99']:.0f} us (99 %), {late['max']:.0f} us (worst); "
         f"{cost['p50']:.0f} us of work each, {facts['cpu_share']:.0%} of a core"
     )
+    if "pictures" in facts:
+        share = facts["cameras_cpu_share"]
+        print(f"{facts['pictures']} pictures, {facts['pictures_hz']:g} a second; {share:.0%} of a core")
     if facts["stop_reason"]:
         print(f"stopped: {facts['stop_reason']}")
     if facts["log"]:

@@ -34,6 +34,18 @@ def test_delay_and_order_under_jitter() -> None:
     assert 26 < waits.mean() < 30
 
 
+def test_it_says_when_to_look_again() -> None:
+    line = Channel[int](ChannelConfig(delay_ms=20), np.random.default_rng(0))
+    assert line.wait_s(0, 1.0) == 1.0
+    line.send(1, 5 * MS)
+    line.send(2, 8 * MS)
+    assert line.wait_s(10 * MS, 1.0) == pytest.approx(0.015)  # 1 is due at 25 ms
+    assert line.wait_s(10 * MS, 0.01) == 0.01
+    assert line.wait_s(26 * MS, 1.0) == 0.0
+    assert line.receive(26 * MS) == [1]
+    assert line.wait_s(26 * MS, 1.0) == pytest.approx(0.002)
+
+
 def test_jitter_alone_is_uniform() -> None:
     """Messages a second apart do not meet: half of them have come after half the jitter."""
     line = Channel[int](ChannelConfig(jitter_ms=10), np.random.default_rng(1))
