@@ -44,6 +44,9 @@ _ROW = np.zeros(1, np.int64)
 _WINDOW = 50
 """Chunks over which the quantile of the latency runs."""
 _QUANTILE = 0.9
+_AT_END = 0.4
+"""Share of a period for which a due chunk is waited for when the one before has ended: an arm that holds for
+a whole step loses more. With half a period the step would be a late one."""
 
 
 @dataclass
@@ -80,8 +83,9 @@ class AsyncExecutor(ChunkExecutor):
             policy: a policy with `sample_after` continues the old chunk.
             n_exec: control steps between the beginnings of two plans, at most.
             control_hz: how often `act` is called.
-            patience_s: how long `act` waits for a chunk that is due now; a fifth of a period if None.
-                A policy that is faster is followed without delay, as in simulation.
+            patience_s: how long `act` waits for a chunk that is due now; if None, a fifth of a period, and
+                twice as long where the chunk before has ended. A policy that is faster is followed without
+                delay, as in simulation.
             delay_s: planning takes at least so long; for experiments.
             is_step: (A,) which parts of an action move the arm by so much: they are 0 when it holds,
                 while the others (a gripper) keep their value. All of them if None.
@@ -97,6 +101,7 @@ class AsyncExecutor(ChunkExecutor):
             )
         self._period_s = 1.0 / control_hz
         self.patience_s = 0.2 * self._period_s if patience_s is None else patience_s
+        self._at_end_s = _AT_END * self._period_s if patience_s is None else patience_s
         self._delay_s = delay_s
         self._is_step = np.ones(policy.action_dim, bool) if is_step is None else np.asarray(is_step, bool)
         # The worker draws while `refine` draws here: each has its own generator.
@@ -182,7 +187,8 @@ class AsyncExecutor(ChunkExecutor):
         if pending is None:
             return
         is_due = pending.ago >= self.delay
-        timeout_s = None if self._is_fresh else self.patience_s if is_due else 0.0
+        patience_s = self._at_end_s if self._next[0] >= self.policy.horizon else self.patience_s
+        timeout_s = None if self._is_fresh else patience_s if is_due else 0.0
         if not wait([pending.answer], timeout_s).done:
             return
         sample, latency_s = pending.answer.result()

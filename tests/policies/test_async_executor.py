@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.policy import ChunkSample
+from robot_rl.policies import async_executor
 from robot_rl.policies.async_executor import Answer, AsyncExecutor
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
@@ -192,6 +193,33 @@ def test_in_a_thread_an_injected_delay_is_measured_and_a_fast_policy_is_not_dela
     assert 0.05 <= slow.latency_s < 1.0
     assert slow.expected_delay >= 3  # 50 ms less 4 ms of patience, at 20 ms a step
     slow.close()
+
+
+@pytest.mark.parametrize(("takes_s", "patience_s", "held"), [(0.39, None, 0), (0.41, None, 1), (0.3, 0.2, 1)])
+def test_a_chunk_is_waited_for_longer_where_the_arm_would_hold_without_it(
+    takes_s: float, patience_s: float | None, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A period of 1 s: 0.2 s of patience, 0.4 s at the end of the chunk before."""
+    computes: list[Callable[[], Answer]] = []
+
+    def submit(compute: Callable[[], Answer]) -> Future[Answer]:
+        computes.append(compute)
+        return Future()
+
+    def waiting(answers: list[Future[Answer]], timeout_s: float | None) -> Any:
+        (answer,) = answers
+        if timeout_s is None or timeout_s >= takes_s:
+            answer.set_result(computes[-1]())
+        return wait(answers, 0.0)
+
+    monkeypatch.setattr(async_executor, "wait", waiting)
+    settings: dict[str, Any] = {"n_exec": 1, "control_hz": 1.0, "patience_s": patience_s, "submit": submit}
+    executor = threaded(CountingPolicy(1), **settings)
+    taken = [round(executor.act(seen(t)).action.item(), 2) for t in (1, 2)]
+    assert taken == [1.0, 2.0 if held == 0 else 0.0]  # the first of an episode is waited for
+    assert executor.held_steps == held
+    following = threaded(CountingPolicy(2), **settings)
+    assert [round(following.act(seen(t)).action.item(), 2) for t in (1, 2)] == [1.0, 1.01]
 
 
 def test_bad_settings_are_refused() -> None:
