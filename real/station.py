@@ -174,6 +174,9 @@ class CameraConfig:
     """Older pictures stop the policy."""
     crop: tuple[int, int, int, int] | None = None
     """top, left, height, width in pixels, before it is resized to what the policy saw in training."""
+    stretch: bool = False
+    """Resize what has other proportions than the policy's pictures, if training did so, too; else it is
+    refused."""
 
 
 @dataclass(frozen=True, kw_only=True)

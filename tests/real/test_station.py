@@ -28,6 +28,7 @@ def test_a_shipped_station_has_the_limits_of_its_robot(name):
 def test_only_simulated_arms_say_that_nothing_real_moves():
     assert [name for name in SHIPPED if not load_station(name).real] == [
         "sim_arm",
+        "sim_arm_cameras",
         "sim_arm_trajectory",
         "sim_in_process",
     ]

@@ -53,6 +53,8 @@ class Timing:
     """From the observation to the plan: what the policy took."""
     state_age_s: float
     """How old the joint state was when it was observed."""
+    picture_age_s: float
+    """The same of the oldest picture, since it arrived; NaN without pictures."""
     late: bool
 
 
@@ -253,6 +255,7 @@ class StationEnv(VectorEnv):
                 latency_s=1e-9 * (followed_ns - state.stamp_ns) if followed_ns else math.nan,
                 act_s=1e-9 * (sent_ns - observed_ns),
                 state_age_s=1e-9 * (observed_ns - state.stamp_ns),
+                picture_age_s=1e-9 * (observed_ns - min(pictures_ns.values())) if pictures_ns else math.nan,
                 late=self._is_late,
             )
         )
@@ -358,6 +361,7 @@ class StationEnv(VectorEnv):
         Raises:
             SafetyStopError: the arm was stopped.
             StaleObservationError: something is too old; the arm holds then.
+            ConfigError: a picture is not what the policy sees; the arm holds then.
         """
         status, frames = self._arm.status, self._sensors.read()
         self._require_running(status)
@@ -365,7 +369,7 @@ class StationEnv(VectorEnv):
         measured, now_ns = Measured(state=status.state, frames=dict(frames)), self._pace.now_ns()
         try:
             self._scene.check(measured, now_ns)
-        except StaleObservationError:
+        except (StaleObservationError, ConfigError):
             self.pause()
             raise
         self._measured = measured

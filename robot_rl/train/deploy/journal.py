@@ -56,8 +56,8 @@ class Journal:
     """`complete`, `interrupted`, or the error that ended it."""
 
     def latency_table(self) -> dict[str, dict[str, float]]:
-        """Returns quantiles in milliseconds: of the whole way, of acting, and of the state's age."""
-        columns = {name: f"{name}_s" for name in ("latency", "act", "state_age")}
+        """Returns quantiles in ms: of the whole way, of acting, and of the ages of state and pictures."""
+        columns = {name: f"{name}_s" for name in ("latency", "act", "state_age", "picture_age")}
         table: dict[str, dict[str, float]] = {}
         for name, column in columns.items():
             values = 1e3 * np.array([getattr(timing, column) for timing in self.timing])

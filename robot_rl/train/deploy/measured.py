@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from robot_rl.core.errors import StaleObservationError
+from robot_rl.core.errors import ConfigError, StaleObservationError
 from robot_rl.hal.vector import Array, Obs
 from robot_rl.real.messages import ArmState, Frame
 from robot_rl.real.sensors import frame_name
@@ -38,6 +38,7 @@ class Scene:
         self.pictures = tuple(frame_name(camera) for camera in config.cameras)
         """Names of the frames that the policy sees as they are."""
         self._size = config.image_size
+        self._cameras = {frame_name(name): camera for name, camera in station.cameras.items()}
         pictures = {frame_name(name): camera.max_age_s for name, camera in station.cameras.items()}
         self._max_age_s = pictures | {name: tracked.max_age_s for name, tracked in station.objects.items()}
         robot, gripper = mirror.robot, station.gripper
@@ -56,10 +57,11 @@ class Scene:
         self._earlier, self._speed_m_s = {}, {}
 
     def check(self, measured: Measured, now_ns: int) -> None:
-        """Passes what is complete and young enough to act on.
+        """Passes what is complete, young enough to act on, and as the policy sees it.
 
         Raises:
             StaleObservationError: names what is too old, its age, and the limit.
+            ConfigError: names the camera whose pictures are not like those of training.
         """
         ages = {"joint state": (measured.state.stamp_ns, self._station.limits.max_observation_age_s)}
         for name in self.needed:
@@ -73,6 +75,34 @@ class Scene:
                     f"station {self._station.name}: {name} is {seen}, allowed is {1e3 * limit_s:.0f} ms. "
                     "The arm holds. Look for a slow camera, a busy bus or a lost connection."
                 )
+        for name in self.pictures:
+            self._check_picture(name, measured.frames[name].array)
+
+    def _check_picture(self, name: str, picture: Array) -> None:
+        """Refuses what resizing does not make a picture of training."""
+        at, (height, width) = f"station {self._station.name}: {name}", self._size
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+            raise ConfigError(
+                f"{at} is {picture.dtype} {picture.shape}, allowed: uint8 (height, width, 3) in the order "
+                "red, green, blue. Look at what its topic or driver sends: depth, or channels first?"
+            )
+        rows, columns = picture.shape[:2]
+        seen = f"{at} is {rows} x {columns} pixels, the policy sees {height} x {width}"
+        if rows < height or columns < width:
+            raise ConfigError(
+                f"{seen}: allowed are as many or more, which are resized. Have the camera send larger "
+                "pictures, or crop less of them."
+            )
+        camera = self._cameras[name]
+        # A crop has whole pixels, so that its sides may be one off.
+        if not camera.stretch and abs(rows * width - columns * height) > max(height, width):
+            top, left, *_ = camera.crop or (0, 0)
+            high, wide = min(rows, columns * height // width), min(columns, rows * width // height)
+            crop = [top + (rows - high) // 2, left + (columns - wide) // 2, high, wide]
+            raise ConfigError(
+                f"{seen}: allowed are the same proportions. Give this camera `crop: {crop}` in the station "
+                "file, or `stretch: true` if training resized such pictures, too."
+            )
 
     def note(self, measured: Measured) -> None:
         """Notes where things are, once a control step: how fast they move follows from two of them."""

@@ -281,6 +281,105 @@ def test_a_camera_that_freezes_or_is_missing_is_named(seeing) -> None:
         env.reset(seed=1)
 
 
+def showing(picture: np.ndarray) -> Any:
+    """Returns cameras that show this picture all the time."""
+    return lambda now_ns: {"front.rgb": Frame(name="front.rgb", stamp_ns=now_ns, array=picture)}
+
+
+@pytest.mark.parametrize(
+    ("picture", "camera", "says"),
+    [
+        (
+            np.zeros((480, 640), np.float32),
+            CameraConfig(),
+            r"front.rgb is float32 \(480, 640\), allowed: uint8 \(height, width, 3\) in the order red, "
+            "green, blue. Look at what its topic or driver sends: depth, or channels first",
+        ),
+        (
+            np.zeros((3, 48, 48), np.uint8),
+            CameraConfig(),
+            r"front.rgb is uint8 \(3, 48, 48\), allowed: uint8",
+        ),
+        (
+            np.zeros((24, 48, 3), np.uint8),
+            CameraConfig(),
+            "front.rgb is 24 x 48 pixels, the policy sees 32 x 32: allowed are as many or more, .* crop less",
+        ),
+        (
+            np.zeros((480, 640, 3), np.uint8),
+            CameraConfig(),
+            "front.rgb is 480 x 640 pixels, the policy sees 32 x 32: allowed are the same proportions. "
+            r"Give this camera `crop: \[0, 80, 480, 480\]` in the station file, or `stretch: true`",
+        ),
+        (
+            np.zeros((100, 40, 3), np.uint8),
+            CameraConfig(crop=(10, 20, 100, 40)),
+            r"`crop: \[40, 20, 40, 40\]`",  # of what the camera sends, not of what the crop left
+        ),
+    ],
+)
+def test_pictures_that_are_not_those_of_training_are_refused_at_rest(
+    station_env, picture: np.ndarray, camera: CameraConfig, says: str
+) -> None:
+    station = replace(load_station("sim_in_process"), cameras={"front": camera})
+    config = replace(CONFIG, cameras=("front",), image_size=(32, 32))
+    env, arm, _ = station_env(config=config, station=station)
+    arm.cameras = showing(picture)
+    with pytest.raises(ConfigError, match=rf"station sim_in_process: .*{says}"):
+        env.reset(seed=1)
+    assert "start" not in [order for order, _ in arm.orders]
+    assert arm.orders[-1] == ("pause", 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stretch"), [((480, 480), False), ((480, 640), True), ((99, 100), False), ((32, 32), False)]
+)
+def test_larger_pictures_become_those_of_training(station_env, shape: tuple[int, int], stretch: bool) -> None:
+    station = replace(load_station("sim_in_process"), cameras={"front": CameraConfig(stretch=stretch)})
+    config = replace(CONFIG, cameras=("front",), image_size=(32, 32))
+    env, arm, _ = station_env(config=config, station=station)
+    left = np.zeros((*shape, 3), np.uint8)
+    left[:, : shape[1] // 2] = 200
+    arm.cameras = showing(left)
+    picture = env.reset(seed=1)[0]["front.rgb"][0]
+    assert (picture.shape, picture.dtype) == ((32, 32, 3), np.uint8)
+    assert (picture[:, :15] == 200).all()
+    assert (picture[:, 17:] == 0).all()
+
+
+def test_pictures_are_found_by_their_names_whatever_their_order(station_env) -> None:
+    cameras = {name: CameraConfig() for name in ("wrist", "left", "right", "front")}
+    station = replace(load_station("sim_in_process"), cameras=cameras)
+    config = replace(CONFIG, cameras=("left", "right", "wrist"), image_size=(8, 8))
+    env, arm, _ = station_env(config=config, station=station)
+    shades = {"right": 2, "front": 9, "wrist": 3, "left": 1}
+    arm.cameras = lambda now_ns: {
+        f"{name}.rgb": Frame(name=f"{name}.rgb", stamp_ns=now_ns, array=np.full((8, 8, 3), shade, np.uint8))
+        for name, shade in shades.items()
+    }
+    obs, _ = env.reset(seed=1)
+    seen = {name: int(picture.max()) for name, picture in obs.items() if name != "state"}
+    assert seen == {"left.rgb": 1, "right.rgb": 2, "wrist.rgb": 3}
+
+
+def test_the_age_of_the_oldest_picture_is_noted(station_env) -> None:
+    station = replace(
+        load_station("sim_in_process"), cameras={"left": CameraConfig(), "front": CameraConfig()}
+    )
+    config = replace(CONFIG, cameras=("left", "front"), image_size=(2, 3))
+    env, arm, clock = station_env(config=config, station=station)
+    young, old = np.zeros((2, 3, 3), np.uint8), 0.03
+    began_ns = round(1e9 * clock.now_s())
+    arm.cameras = lambda now_ns: {
+        "left.rgb": Frame(name="left.rgb", stamp_ns=now_ns, array=young),
+        "front.rgb": Frame(name="front.rgb", stamp_ns=max(now_ns - round(1e9 * old), began_ns), array=young),
+    }
+    env.reset(seed=1)
+    for _ in range(3):
+        env.step(np.zeros((1, len(env.action_names)), np.float32))
+    assert [timing.picture_age_s for timing in env.timing] == pytest.approx([old] * 3)
+
+
 def test_a_stopped_and_a_paused_arm_end_the_episode(station_env) -> None:
     env, arm, _ = station_env()
     zero = np.zeros((1, len(env.action_names)), np.float32)
