@@ -38,6 +38,8 @@ SLICES, STACKS = 16, 10
 """Facets of round shapes without shadows; MuJoCo's own 28 and 16 cost 1.7 times the time."""
 
 _MAX_GEOMS = 2000
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION.value
+"""What a row of a batch's states holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +100,20 @@ class Renderer:
         """
         return self._depth(self._model, data, self._camera(camera))
 
-    def render_batch(self, ids: Array, camera: str, *, depth: bool = False) -> Array:
+    def render_batch(
+        self, ids: Array, camera: str, *, depth: bool = False, states: Array | None = None
+    ) -> Array:
         """Returns images of the simulations `ids`: uint8 (B, h, w, 3), or depth float32 (B, h, w) in metres.
 
-        Each is drawn with its own model fields (colours, lights, camera poses) and its present state.
+        Each is drawn with its own model fields (colours, lights, camera poses), and its row of `states`
+        (B, n) or its present state.
         """
         asked = self._camera(camera)
         shape = (len(ids), asked.height, asked.width)
         images = np.empty(shape, np.float32) if depth else np.empty((*shape, 3), np.uint8)
         draw = self._depth if depth else self._rgb
         for row, sim in enumerate(ids):
-            images[row] = draw(*self._materialise(int(sim)), asked)
+            images[row] = draw(*self._materialise(int(sim), None if states is None else states[row]), asked)
         return images
 
     def release(self) -> None:
@@ -126,13 +131,15 @@ class Renderer:
             )
         return self._cameras[name]
 
-    def _materialise(self, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    def _materialise(self, sim: int, state: Array | None) -> tuple[mujoco.MjModel, mujoco.MjData]:
         """Copies one simulation into scratch space (made once: it costs a hundred times the copy)."""
         batch = self._batch
         assert batch is not None, "the renderer was made without a batch"
         if self._scratch is None:
             self._scratch = batch.get_model(sim), batch.get_data(sim)
         model, data = batch.get_model(sim, self._scratch[0]), batch.get_data(sim, self._scratch[1])
+        if state is not None:
+            mujoco.mj_setState(model, data, state, _STATE)
         mujoco.mj_fwdKinematics(model, data)  # poses of bodies, cameras and lights: all that is drawn
         return model, data
 
@@ -180,15 +187,21 @@ class Renderers:
         self._own = make()
         self._others = [(ThreadPoolExecutor(1), _released(make)) for _ in range(num_threads - 1)]
 
-    def render_batch(self, ids: Array, camera: str, *, depth: bool = False) -> Array:
+    def render_batch(
+        self, ids: Array, camera: str, *, depth: bool = False, states: Array | None = None
+    ) -> Array:
         """See `Renderer.render_batch`."""
-        first, *parts = np.array_split(ids, len(self._others) + 1)
+        first, *parts = np.array_split(np.arange(len(ids)), len(self._others) + 1)
+
+        def given(part: Array) -> tuple[Array, str, bool, Array | None]:
+            return ids[part], camera, depth, None if states is None else states[part]
+
         asked = [
-            thread.submit(_draw_part, renderer, part, camera, depth)
+            thread.submit(_draw_part, renderer, *given(part))
             for (thread, renderer), part in zip(self._others, parts, strict=True)
             if len(part)
         ]
-        own = self._own.render_batch(first, camera, depth=depth)
+        own = _draw(self._own, *given(first))
         return np.concatenate([own, *(part.result() for part in asked)]) if asked else own
 
     def close(self) -> None:
@@ -205,9 +218,13 @@ def _released(make: Callable[[], Renderer]) -> Renderer:
     return renderer
 
 
-def _draw_part(renderer: Renderer, ids: Array, camera: str, depth: bool) -> Array:
+def _draw(renderer: Renderer, ids: Array, camera: str, depth: bool, states: Array | None) -> Array:
+    return renderer.render_batch(ids, camera, depth=depth, states=states)
+
+
+def _draw_part(renderer: Renderer, ids: Array, camera: str, depth: bool, states: Array | None) -> Array:
     try:
-        return renderer.render_batch(ids, camera, depth=depth)
+        return _draw(renderer, ids, camera, depth, states)
     finally:
         renderer.release()  # the one that frees the renderer is another thread
 

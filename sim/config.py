@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ Looks = Literal["fixed", "varied", "held_out"]
 """How a scene looks, see `sim/looks.py`."""
 MANY_SIMS = 2000
 """Making this many takes half a second or more: 0.3 ms each were measured on an idle core."""
+MOST_DELAY_S = 1.0
+"""Longest delay of a picture."""
 _BYTES_PER_SIM = 2**18
 """Memory of one simulation and of what a learner keeps of it; 190 kB were measured for pick_cube alone."""
 _OTHER_MAPS = 8000
@@ -62,6 +64,11 @@ class EnvConfig:
     read them as `observation.environment_state`, and then need no camera."""
     image_size: tuple[int, int] = (96, 96)
     """Height and width in pixels."""
+    camera_hz: tuple[float, ...] = ()
+    """Pictures per second of simulated time: one number for all cameras, or one for each; at most the control
+    rate. A picture at each control step if empty."""
+    camera_delay_s: tuple[float, ...] = ()
+    """How long after it is taken a picture is shown, likewise; the first of an episode is shown at once."""
     randomize: bool = False
     """Apply the task's randomisation terms at every reset."""
     looks: Looks = "fixed"
@@ -82,6 +89,9 @@ class EnvConfig:
         elif self.expert is not None:
             given = all(self.expert.partition(":"))
             require(given, "env.expert", self.expert, "module:function or module:class")
+        self._require_for_cameras("camera_hz", "above 0", lambda hz: hz > 0)
+        most = MOST_DELAY_S
+        self._require_for_cameras("camera_delay_s", f"0 to {most:g}", lambda delay_s: 0 <= delay_s <= most)
         require_fields(self, "env.", "0 or more", "workers")
         require(self.timeout_s > 0, "env.timeout_s", self.timeout_s, "above 0")
         if self.kind == "sim":
@@ -101,6 +111,17 @@ class EnvConfig:
         defaults = {setting.name: setting.default for setting in fields(self)}
         for name in names:
             require(getattr(self, name) == defaults[name], f"env.{name}", getattr(self, name), allowed)
+
+    def _require_for_cameras(self, name: str, words: str, holds: Callable[[float], bool]) -> None:
+        """Refuses numbers out of range, and as many as are neither one nor one for each camera."""
+        given: tuple[float, ...] = getattr(self, name)
+        require(all(map(holds, given)), f"env.{name}", given, words)
+        allowed = "one number, or one for each of env.cameras"
+        require(len(given) in (0, 1, len(self.cameras)), f"env.{name}", given, allowed)
+
+    def unseen(self) -> EnvConfig:
+        """Returns the same without cameras."""
+        return replace(self, cameras=(), camera_hz=(), camera_delay_s=(), depth=False)
 
     @property
     def name(self) -> str:

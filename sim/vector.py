@@ -8,7 +8,6 @@ torch tensors; what a person looks at and what is saved (`picture`, `state_dict`
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +30,7 @@ from robot_rl.sim.config import EnvConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.looks import scene_and_looks
+from robot_rl.sim.pictures import Pictures
 from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
@@ -95,16 +95,8 @@ class SimVectorEnv(VectorEnv):
         self._bind()
         self._randomizer = Randomizer(self._task.vary if config.randomize else (), self.backend)
         self._looks = Randomizer(looks, self.backend)
-        cameras = [
-            Camera(name=name, height=config.image_size[0], width=config.image_size[1])
-            for name in config.cameras
-        ]
         threads = min(num_envs, config.num_threads or usable_cores())
-        self._renderer = self.backend.renderer(cameras, threads) if cameras else None
-        self._pictures: dict[str, Array] = {}
-        """The newest picture of every simulation, by its key."""
-        self._changed = np.ones(num_envs, bool)
-        """Which simulations have changed since they were drawn."""
+        self._pictures = Pictures(config, self.backend, num_envs, self.num_substeps, threads)
         self._seed, self._episode = self._words(np.arange(num_envs)), self._words(np.zeros(num_envs))
         self._elapsed = self._asarray(np.zeros(num_envs, np.int64))
         self.num_diverged = 0
@@ -169,7 +161,7 @@ class SimVectorEnv(VectorEnv):
         commanded, limited = self._command(actions, active)
         target_rad = copied(self._ctrl[:, self.index.arm_ctrl])
         before = copied(self.backend.state)
-        diverged = self.backend.step(self.num_substeps, active)
+        diverged = self._pictures.step(active)
         if diverged.any():
             self._contain(diverged, before)
         success, failed, reward = self.judge(~diverged)
@@ -188,7 +180,6 @@ class SimVectorEnv(VectorEnv):
             "diverged": diverged,
         }
         ended = terminated | truncated
-        self._changed |= True if active is None else to_numpy(active)
         obs = self._observe() if self._is_seen or ended.any() else {}
         if self.autoreset and ended.any():
             infos["final_obs"], infos["_final_obs"] = obs, ended
@@ -261,6 +252,7 @@ class SimVectorEnv(VectorEnv):
         good = ids[(self.xp.abs(before[ids]) < self.backend.largest_state).all(axis=1)]
         self.backend.state[good] = before[good]
         self.backend.forward(ids)
+        self._pictures.begin(ids)
 
     # Beginning episodes
 
@@ -307,7 +299,7 @@ class SimVectorEnv(VectorEnv):
         self._place(ids, rng)
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
-        self._changed[to_numpy(ids)] = True
+        self._pictures.begin(ids)
         fresh = self._observe(ids)
         if keep is None or mask.all():
             return fresh if len(ids) == self.num_envs else self._observe()
@@ -354,24 +346,8 @@ class SimVectorEnv(VectorEnv):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
         if len(self._environment_index):
             obs[ENVIRONMENT] = self._asarray(values[:, self._environment_index], self.xp.float32)
-        if self._renderer is not None:
-            rows = to_numpy(self._all_rows if ids is None else ids)
-            if len(changed := rows[self._changed[rows]]):
-                self._draw(self._renderer, changed)
-            obs |= {key: self._asarray(pictures[rows]) for key, pictures in self._pictures.items()}
-        return obs
-
-    def _draw(self, renderer: Any, rows: Array) -> None:
-        """Draws simulations that changed since they were drawn."""
-        for camera in self.config.cameras:
-            draw = partial(renderer.render_batch, rows, camera)
-            found = {f"{camera}.rgb": draw()}
-            if self.config.depth:
-                found[f"{camera}.depth"] = draw(depth=True)
-            for key, pictures in found.items():
-                empty = np.zeros((self.num_envs, *pictures.shape[1:]), pictures.dtype)
-                self._pictures.setdefault(key, empty)[rows] = pictures
-        self._changed[rows] = False
+        shown = self._pictures.show(self._all_rows if ids is None else ids)
+        return obs | {key: self._asarray(pictures) for key, pictures in shown.items()}
 
     def _words(self, numbers: Array) -> Array:
         """Returns seeds or counters as the back end's arrays have them: uint64, int64 in a tensor."""
@@ -389,27 +365,27 @@ class SimVectorEnv(VectorEnv):
         return EpisodeRng(self._seed, self._episode).key
 
     def get_state(self) -> Array:
-        """Returns (B, n): MuJoCo's integration state of each simulation."""
-        return copied(self.backend.state)
+        """Returns (B, n): MuJoCo's integration state of each simulation, and what late cameras will show."""
+        waiting = self._asarray(self._pictures.rows())
+        return self.xp.concat([self.backend.state, waiting], axis=1)
 
     def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
         """Puts the masked simulations into rows of `get_state`; episode clocks run on."""
         state, rows, mask = self.backend.state, self._asarray(rows), self._mask(mask)
         (ids,) = self.xp.nonzero(mask)
-        if rows.shape != state.shape:
-            raise ConfigError(
-                f"{self.task}.set_state: got rows of shape {tuple(rows.shape)}, need {tuple(state.shape)}"
-            )
-        state[ids] = rows[ids]
+        need, own = (self.num_envs, state.shape[1] + self._pictures.num_columns), state.shape[1]
+        if tuple(rows.shape) != need:
+            raise ConfigError(f"{self.task}.set_state: got rows of shape {tuple(rows.shape)}, need {need}")
+        state[ids] = rows[ids, :own]
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
-        self._changed[:] = True
+        self._pictures.put(ids, to_numpy(rows[ids, own:]))
         return self._observe()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all that an exact resume needs, in numpy arrays, whichever the env has."""
         arrays = {
-            "state": self.backend.state,
+            "state": self.get_state(),
             "seed": self._seed,
             "episode": self._episode,
             "elapsed": self._elapsed,
@@ -460,5 +436,4 @@ class SimVectorEnv(VectorEnv):
             renderer.close()
 
     def close_extras(self, **kwargs: Any) -> None:
-        if self._renderer is not None:
-            self._renderer.close()
+        self._pictures.close()

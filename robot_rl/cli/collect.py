@@ -66,6 +66,7 @@ remove that folder; its episodes/ is a dataset too.
 Settings:
   episodes=100  attempts=1000   episodes to keep; episodes to begin at most (default: 10 for each)
   cameras=front image_size=96,96       adds pictures to the observation, even if the policy ignores them
+  camera_hz=10 camera_delay_s=0.02     of each camera, as env.camera_hz and env.camera_delay_s
   state=joint,finger,tool       records only elements of the state whose names begin so: a VLA that
                                 learns from them must find the cube in the pictures, as on a real robot
   environment_state=cube,goal   records these elements once more, as observation.environment_state: LeRobot's
@@ -86,6 +87,8 @@ Examples:
 
 _FREE = ("episodes", "attempts", "keep.fastest", "keep.smoothest")
 """Settings that may change when a collection continues: they only select episodes."""
+_OF_CAMERAS = ("cameras", "image_size", "camera_hz", "camera_delay_s")
+"""Settings that are those of `EnvConfig`, if they are given."""
 _EXISTS = "Choose another folder, or remove it first."
 
 
@@ -115,6 +118,10 @@ class CollectConfig:
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] | None = None
     """Height and width of pictures; if None those of the policy's run, or 96 x 96."""
+    camera_hz: tuple[float, ...] = ()
+    """Pictures per second; if empty as in the policy's run, or one at each control step."""
+    camera_delay_s: tuple[float, ...] = ()
+    """How long after it is taken a picture is shown; if empty as in the policy's run, or none."""
     state: tuple[str, ...] = ()
     """Recorded elements of the state, by the beginnings of their names; all if empty."""
     environment_state: tuple[str, ...] = ()
@@ -162,7 +169,7 @@ class CollectConfig:
                 "episodes are recorded. Tasks of ours have settings of their own: task=, robot=, cameras=."
             )
         usual = {setting.name: setting.default for setting in fields(self)}
-        for name in ("task", "policy", "robot", "bias_m", "noise_m", "cameras", "image_size"):
+        for name in ("task", "policy", "robot", "bias_m", "noise_m", *_OF_CAMERAS):
             require(getattr(self, name) == usual[name], name, getattr(self, name), "left out with env.*")
 
 
@@ -271,9 +278,8 @@ def _env_and_actor(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorE
     from robot_rl.train.config import check_device
 
     def with_cameras(env: EnvConfig) -> EnvConfig:
-        size, cameras = options.image_size or env.image_size, options.cameras or env.cameras
-        apart = options.environment_state or env.environment_state
-        return replace(env, cameras=cameras, image_size=size, environment_state=apart)
+        asked = {name: getattr(options, name) for name in (*_OF_CAMERAS, "environment_state")}
+        return replace(env, **{name: value for name, value in asked.items() if value})
 
     if options.policy is None:
         how: dict[str, float] = {"bias_m": options.bias_m, "noise_m": options.noise_m}

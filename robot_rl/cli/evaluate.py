@@ -49,7 +49,8 @@ disturb adds a constant push to all actions of an episode, another in each episo
 adversary push that the policy was trained against (method=qarl).
 
 looks=held_out draws colours, lights, camera poses and things in the background for each episode, beyond
-the ranges that a run with env.looks=varied has seen; looks=varied draws within them.
+the ranges that a run with env.looks=varied has seen; looks=varied draws within them. camera_hz=10 and
+camera_delay_s=0.02 show rarer or later pictures than the run has seen (env.camera_hz, env.camera_delay_s).
 
 Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3
@@ -82,6 +83,10 @@ class EvaluateCommandConfig:
     """Whether the adversary of training pushes the robot."""
     looks: Looks | None = None
     """How the simulated scene looks (`env.looks`); as in the run, or as it is, if None."""
+    camera_hz: tuple[float, ...] = ()
+    """Pictures per second (`env.camera_hz`); as in the run, or one at each control step, if empty."""
+    camera_delay_s: tuple[float, ...] = ()
+    """How late pictures are (`env.camera_delay_s`); as in the run, or not at all, if empty."""
     seed: int = 0
     """Selects the held-out episodes of a `policy`."""
     n_exec: int | None = None
@@ -268,11 +273,17 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
 
 
 def _looking(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
-    """Returns the settings of an env that looks as the command says."""
-    if options.looks is None:
-        return env
-    require(env.kind == "sim", "looks", options.looks, f"left out with an env of kind={env.kind}")
-    return replace(env, looks=options.looks)
+    """Returns the settings of an env that looks, and whose cameras are, as the command says."""
+    asked = _asked(options)
+    for name, value in asked.items():
+        require(env.kind == "sim", name, value, f"left out with an env of kind={env.kind}")
+    return replace(env, **asked)
+
+
+def _asked(options: EvaluateCommandConfig) -> dict[str, Any]:
+    """Returns what the command says of the env."""
+    given = {name: getattr(options, name) for name in ("looks", "camera_hz", "camera_delay_s")}
+    return {name: value for name, value in given.items() if value}
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
@@ -295,6 +306,8 @@ def _difference(options: EvaluateCommandConfig) -> str:
     """Says in what the episodes differ from those of training's evaluation; empty if in nothing."""
     if options.disturb > 0 or options.adversary:
         return "nothing pushed the robot in training's evaluation"
+    if options.camera_hz or options.camera_delay_s:
+        return "these were asked for cameras of another rate or delay"
     return "" if options.looks is None else f"these were asked to look {options.looks}"
 
 

@@ -176,3 +176,15 @@ def test_a_folder_without_a_name_of_its_own_is_refused(
     monkeypatch.chdir(tmp_path)
     assert main([*WORDS, f"out={out}"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_slow_cameras_are_recorded_as_a_policy_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = ["cameras=front", "image_size=16,24", "camera_hz=5", "state=joint"]
+    assert main(["collect", "task=reach", "episodes=1", "num_envs=1", "out=demos", *seen]) == 0
+    pictures = load_episodes(Path("demos")).obs["front.rgb"]
+    # At 20 Hz a picture of 5 Hz is shown four times; an episode of the expert has 11 steps.
+    is_new = (pictures[1:] != pictures[:-1]).any(axis=(1, 2, 3))
+    assert np.flatnonzero(is_new)[:2].tolist() == [3, 7]

@@ -330,6 +330,7 @@ def test_an_evaluation_that_differs_from_training_fails(
         ("episodes=3", "training has evaluated other episodes"),
         ("disturb=0.5", "nothing pushed the robot in training's evaluation"),
         ("looks=held_out", "these were asked to look held_out"),
+        ("camera_delay_s=0.02", "these were asked for cameras of another rate or delay"),
     ):
         assert main(["evaluate", f"run={folder}", other]) == 0
         assert f"not compared with those of training: {why}" in capsys.readouterr().out
