@@ -83,7 +83,9 @@ class PictureSettings:
     """`plain`: convolutions, spatial soft-argmax, a linear layer; `keypoints`: the positions and strengths of
     keypoints on opponent colours, which finds small coloured things."""
     image_features: int = 64
-    """Features per camera of `plain`."""
+    """Features per camera of `plain`, and of a frozen graph."""
+    frozen_graph: tuple[int, ...] = ()
+    """Bytes and features of a frozen graph instead of `image_encoder`: `bc.encoder=<file>.onnx` says so."""
     random_shift_px: int = 4
     """Largest shift of training images, in pixels; 0 switches it off."""
     guess_weight: float = 0.0
@@ -96,6 +98,9 @@ class PictureSettings:
             raise ValueError(f"policy image_encoder: {self.image_encoder!r} is unknown.{near}")
         require_fields(self, "policy ", "1 or more", "image_features")
         require_fields(self, "policy ", "0 or more", "random_shift_px", "guess_weight")
+        sizes = self.frozen_graph
+        if sizes and (len(sizes) != 2 or min(sizes) < 1):
+            raise ValueError(f"policy frozen_graph: got {sizes}, allowed: two numbers above 0, or none")
 
 
 @dataclass(frozen=True, kw_only=True)

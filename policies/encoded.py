@@ -91,6 +91,7 @@ def _encoder(config: PictureSettings, normaliser: Normaliser) -> ObservationEnco
         cameras=config.cameras,
         image_features=config.image_features,
         image_encoder=config.image_encoder,
+        frozen_graph=config.frozen_graph,
         predicts=normaliser.feature_dims.get(PRIVILEGED, 0) if config.guess_weight else 0,
     )
 

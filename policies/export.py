@@ -54,6 +54,8 @@ def export_policy(folder: Path | str, policy: SavedPolicy, obs: Mapping[str, Arr
         raise ConfigError(
             f"export: got {type(base).__name__}, allowed: a flow or diffusion policy, or a residual on one."
         )
+    if base.encoder.frozen is not None:
+        raise ConfigError("export: got a policy with a frozen graph of ONNX, allowed: one without.")
     folder, names = Path(folder), tuple(obs)
     shown = tuple(torch.from_numpy(np.array(value)) for value in obs.values())
     temporary = folder.with_name(f".writing-{folder.name}")

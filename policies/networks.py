@@ -16,6 +16,7 @@ from robot_rl.core.arrays import multiplies_bfloat16
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.onnx_encoder import OnnxEncoder
 
 SHORTEST_PERIOD, LONGEST_PERIOD = 4e-3, 4.0
 """Periods of the time embedding, for times in [0, 1] (openpi)."""
@@ -242,6 +243,14 @@ class KeypointEncoder(nn.Module):
         return torch.cat([sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2], strength], dim=-1)
 
 
+class Projection(nn.Sequential):
+    """What a camera's features of a frozen graph become: a linear layer with layer norm."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(nn.Linear(inputs, outputs), nn.LayerNorm(outputs))
+        self.dim = outputs
+
+
 def rounds_to_bfloat16(device: torch.device) -> bool:
     """Whether products in bfloat16 are faster there than in float32."""
     return device.type == "cuda" or multiplies_bfloat16()
@@ -261,12 +270,18 @@ class ObservationEncoder(nn.Module):
         cameras: Sequence[str] = (),
         image_features: int = 64,
         image_encoder: str = "plain",
+        frozen_graph: Sequence[int] = (),
         predicts: int = 0,
     ) -> None:
+        """Draws the encoders; `frozen_graph` has the bytes and features of a graph that all cameras share."""
         super().__init__()
         self.normaliser = normaliser
         self.keys = tuple(f"{camera}.rgb" for camera in cameras)
-        encoders = [_image_encoder(image_encoder, image_features) for _ in cameras]
+        self.frozen = OnnxEncoder(frozen_graph[0]) if frozen_graph else None
+        if frozen_graph:
+            encoders: list[Any] = [Projection(frozen_graph[1], image_features) for _ in cameras]
+        else:
+            encoders = [_image_encoder(image_encoder, image_features) for _ in cameras]
         self.images = nn.ModuleList(encoders)
         self.dim = normaliser.feature_dims["state"] + sum(encoder.dim for encoder in encoders)
         self.guess = MLP(self.dim, predicts, width=192, depth=2, layernorm=True) if predicts else None
@@ -287,7 +302,8 @@ class ObservationEncoder(nn.Module):
         used = self.normaliser.obs({key: obs[key] for key in ("state", *self.keys)})
         features = used["state"]
         if self.keys:
-            encoded = [net(used[key]) for net, key in zip(self.images, self.keys, strict=True)]
+            seen = [used[key] if self.frozen is None else self.frozen(used[key]) for key in self.keys]
+            encoded = [net(picture) for net, picture in zip(self.images, seen, strict=True)]
             features = torch.cat([features, *encoded], dim=-1)
         if self.guess is not None:
             features = torch.cat([features, self.guess(features)], dim=-1)

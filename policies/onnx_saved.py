@@ -88,8 +88,8 @@ def read_onnx_folder(folder: Path) -> tuple[OnnxHead, Signature]:
     return head, signature
 
 
-def open_graph(content: bytes, *, at: str) -> Any:
-    """Returns an ONNX Runtime session of one thread.
+def open_graph(content: bytes, *, at: str, setting: str = "bc.policy") -> Any:
+    """Returns an ONNX Runtime session of one thread; `setting` is the one that gave the graph.
 
     Raises:
         ConfigError: onnxruntime is not installed.
@@ -99,7 +99,7 @@ def open_graph(content: bytes, *, at: str) -> Any:
         import onnxruntime
     except ImportError as error:
         raise ConfigError(
-            "bc.policy: a graph of ONNX needs onnxruntime: `pip install -e '.[export]'`."
+            f"{setting}: a graph of ONNX needs onnxruntime: `pip install -e '.[export]'`."
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = 1, 1

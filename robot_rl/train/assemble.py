@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.policies.given_encoder import load_image_encoders
+from robot_rl.policies.onnx_pictures import SUFFIX, read_encoder_graph
 from robot_rl.rollout.envs import simulation
 from robot_rl.train.config import RunConfig
 from robot_rl.train.experience import Draws
@@ -53,16 +55,7 @@ def assemble_cloning(
 ) -> tuple[Run, Module]:
     """Returns the loop of cloning and the policy that it trains; of `kept` and `by` see `ChunkSampler`."""
     config, seed = session.config, session.config.seed
-    policy = resolve("policy", config.policy.chosen, at="policy.kind")(
-        config.policy,
-        state_dim=len(episodes.meta.state_names),
-        action_dim=len(episodes.meta.action_names),
-        normaliser=Normaliser.fit(episodes.obs, episodes.action),
-        generator=generator(seed, "policy"),
-    )
-    if config.bc.encoder is not None:
-        digest = load_image_encoders(policy.encoder, Path(config.bc.encoder))
-        session.display.message(f"image encoders: {config.bc.encoder}, SHA-256 {digest}")
+    policy = cloned_policy(session, episodes)
     policy = policy.to(config.device)
     algorithm = resolve("algorithm", "bc", at="bc")(
         policy, config.bc.algorithm, train_seed(seed, "bc"), total_updates=config.bc.updates
@@ -72,6 +65,32 @@ def assemble_cloning(
         partial(sampler.sample, config.bc.batch), seed=train_seed(seed, "bc batches"), device=config.device
     )
     return assemble_offline(session, "bc", batches, algorithm, config.bc.updates), policy
+
+
+def cloned_policy(session: Session, episodes: Episodes) -> Module:
+    """Returns the policy that is to be cloned, with the image encoders that the run gives it."""
+    config, settings, given = session.config, session.config.policy, session.config.bc.encoder
+    graph = None
+    if given is not None and given.endswith(SUFFIX):
+        seen: Any = settings
+        height, width = episodes.obs[f"{seen.cameras[0]}.rgb"].shape[1:3]
+        graph = read_encoder_graph(Path(given), (height, width))
+        settings = replace(seen, frozen_graph=(len(graph.content), graph.features))
+    policy = resolve("policy", settings.chosen, at="policy.kind")(
+        settings,
+        state_dim=len(episodes.meta.state_names),
+        action_dim=len(episodes.meta.action_names),
+        normaliser=Normaliser.fit(episodes.obs, episodes.action),
+        generator=generator(config.seed, "policy"),
+    )
+    if graph is not None:
+        policy.encoder.frozen.put(graph.content)
+        what = f"frozen image encoder of {graph.features} features: {given}, SHA-256 {graph.sha256}"
+        session.display.message(what)
+    elif given is not None:
+        digest = load_image_encoders(policy.encoder, Path(given))
+        session.display.message(f"image encoders: {given}, SHA-256 {digest}")
+    return policy
 
 
 def assemble_progress(session: Session, episodes: Episodes) -> Run:

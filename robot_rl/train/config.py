@@ -293,7 +293,8 @@ class RunConfig:
         if self.bc.encoder is not None and not Path(self.bc.encoder).is_file():
             raise ConfigError(
                 f"bc.encoder: no file {self.bc.encoder!r}. Name the policy.safetensors of a saved policy, as "
-                "in <run>/policy/base, or leave bc.encoder out: then image encoders are drawn."
+                "in <run>/policy/base, or a frozen encoder, <file>.onnx, or leave bc.encoder out: then image "
+                "encoders are drawn."
             )
         filtered = self.demos.filter.updates
         allowed = "0 with bc.policy, which is not cloned again"
@@ -373,6 +374,8 @@ class RunConfig:
         require(
             given is None or self.bc.policy is None, "bc.encoder", given, "none with bc.policy, which has one"
         )
+        by_hand = getattr(self.policy, "frozen_graph", ())
+        require(not by_hand, "policy.frozen_graph", by_hand, "none: bc.encoder=<file>.onnx says so")
         sees = bool(getattr(self.policy, "cameras", ()))
         require(
             given is None or sees, "bc.encoder", given, "none without policy.cameras, whose pictures it reads"

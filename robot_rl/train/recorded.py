@@ -65,7 +65,8 @@ class CloningSettings:
     """Adapters that PPO and GRPO train in the place of all weights of LeRobot's SmolVLA, pi0 or pi0.5."""
     encoder: str | None = None
     """File of tensors that the image encoders begin with: `policy.safetensors` of a policy with the same
-    cameras and encoders, or those of one encoder, which every camera takes."""
+    cameras and encoders, or those of one encoder, which every camera takes. Or `<file>.onnx`: a frozen
+    encoder in the place of `policy.image_encoder`, see docs/policies.md."""
 
     def __post_init__(self) -> None:
         require(self.updates >= 0, "bc.updates", self.updates, "0 or more")

@@ -80,6 +80,8 @@ def _pictures(config: RunConfig, base: SavedPolicy) -> dict[str, Any]:
     require(isinstance(config.method, DirectSettings), "policy.cameras", cameras, allowed)
     has_encoder = isinstance(own, PictureSettings) and isinstance(base, EncodedPolicy)
     require(has_encoder, "policy.cameras", cameras, f"none with a base of kind {base.kind}")
+    is_frozen, allowed = bool(own.frozen_graph), "no graph of ONNX, which does not learn, with method=direct"
+    require(not is_frozen, "bc.encoder", config.bc.encoder, allowed)
     allowed = "0 without env.privileged=true, the truth of the guess"
     is_known = own.guess_weight == 0 or config.env.privileged
     require(is_known, "policy.guess_weight", own.guess_weight, allowed)
