@@ -106,7 +106,7 @@ def open_graph(content: bytes, *, at: str, setting: str = "bc.policy") -> Any:
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own classes, derived from Exception alone
-        why = str(error).splitlines()[0]
+        why = str(error).splitlines()[0].rstrip(".")
         raise CheckpointError(f"{at}: ONNX Runtime cannot read it: {why}. Export it again.") from error
 
 

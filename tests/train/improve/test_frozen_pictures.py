@@ -25,6 +25,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "residual": {**COMMON, "head": {"width": 16}, "algorithm": RESIDUAL},
     "latent": {**COMMON, "algorithm": {"width": 16}},
 }
+LATE: dict[str, dict[str, Any]] = {
+    "residual": {"camera_hz": [12.5], "camera_delay_s": [0.045]},  # pictures are in flight when a run dies
+    "latent": {},
+}
 
 
 def seeing(out: Path, kind: str, **changes: Any) -> RunConfig:
@@ -40,6 +44,7 @@ def seeing(out: Path, kind: str, **changes: Any) -> RunConfig:
             "image_size": [16, 16],
             "state": ["joint", "tool"],
             "privileged": True,
+            **LATE[kind],
         },
         "demos": {"episodes": 3},
         "policy": {
