@@ -168,6 +168,7 @@ def seeing(folder: Path, path: Path, **others: Any) -> RunConfig:
     return build(RunConfig, settings)
 
 
+@pytest.mark.usefixtures("whole_runs")
 def test_a_run_clones_a_head_on_a_graph_and_improves_it(
     graph: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
