@@ -12,13 +12,16 @@ import torch
 
 from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError, ConfigError
+from robot_rl.core.registry import resolve
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.checkpoint import load_policy, save_policy
-from robot_rl.policies.config import GaussianPolicyConfig
+from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig
+from robot_rl.policies.export import export_policy
 from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.policies.onnx_pictures import read_encoder_graph
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.direct import make_policy
 from tests.kinds import META
 from tests.runs import SMALL
 
@@ -181,10 +184,24 @@ def test_a_run_clones_a_head_on_a_graph_and_improves_it(
     assert held == path.read_bytes()
 
 
+def flow(path: Path) -> Any:
+    found = read_encoder_graph(path, SIZE)
+    sizes = (len(found.content), found.features)
+    config = ChunkPolicyConfig(horizon=4, cameras=("left",), frozen_graph=sizes)
+    return resolve("policy", "flow", at="policy")(config, state_dim=4, action_dim=3)
+
+
 def test_settings_that_do_not_fit_a_graph_are_refused(graph: Write, tmp_path: Path) -> None:
     path = graph()
     by_hand = {**SMALL["policy"], "cameras": ["front"], "frozen_graph": [10, 6]}
     with pytest.raises(ConfigError, match=r"policy.frozen_graph: got \(10, 6\), allowed: none: bc.encoder="):
         seeing(tmp_path, path, policy=by_hand)
+    base = policy(path)
+    with pytest.raises(
+        ConfigError, match=r"bc.encoder: got .*, allowed: no graph of ONNX, which does not learn"
+    ):
+        make_policy(seeing(tmp_path, path, method={"kind": "direct"}), base)
+    with pytest.raises(ConfigError, match=r"export: got a policy with a frozen graph of ONNX"):
+        export_policy(tmp_path / "export", flow(path), {})
     with pytest.raises(ValueError, match=r"policy frozen_graph: got \(0, 6\), allowed: two numbers above 0"):
         GaussianPolicyConfig(frozen_graph=(0, 6))
