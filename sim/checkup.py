@@ -18,6 +18,7 @@ from robot_rl.core.check import Check, State
 from robot_rl.core.registry import TABLE, resolve
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.experts import action_for
+from robot_rl.sim.robots.home import find_home
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.robots.servo_check import LOAD_KG, WATCHED_S, JointReport, ServoCheck
@@ -142,7 +143,9 @@ def _home(robot: Robot, bench: ServoCheck) -> Check:
             f"{at}, its z axis points to {_metres(rotation[:, 2])}, its x axis to {_metres(rotation[:, 0])}; "
             "needed: z down, (0, 0, -1), and x forward, (1, 0, 0)"
         )
-        return Check("home", "fail", detail, "Correct home_rad, or the axes of model.tool.")
+        home = find_home(robot)
+        better = f" With those axes, this one is good: home_rad: {list(home)}" if home else ""
+        return Check("home", "fail", detail, f"Correct home_rad, or the axes of model.tool.{better}")
     limits, noise = robot.limits, Task.joint_noise_rad
     rows = zip(
         robot.arm_joints, limits.position_low_rad, robot.home_rad, limits.position_high_rad, strict=True

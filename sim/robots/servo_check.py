@@ -7,7 +7,6 @@ m and N where a hinge's are in rad and N m.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.robots.servo_block import servos_block
 
 Array = NDArray[Any]
 
@@ -30,8 +30,6 @@ _SETTLED = 0.1
 """A joint within this share of the step is settled."""
 _POSES = 256
 """Random postures within the limits, to find the heaviest of each joint."""
-_RATE_HZ = 10.0
-"""kp / kd of a good servo: it closes its lead with a time constant of 0.1 s, as the shipped arms do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,39 +150,8 @@ class ServoCheck:
         return site.xpos.copy(), site.xmat.reshape(3, 3).copy()
 
     def servos_block(self) -> str:
-        """Returns a `servos:` block of numbers computed from the masses, for the robot file.
-
-        kp = 400 M and kd = 40 M, for M = inertia at home + armature: critically damped, with
-        kp / kd = 10 per second. The armature is the file's, or what lets a saturated servo be stable at
-        that damping: kd <= 2 armature / time step, which is armature >= M / 10.
-        """
-        data = self._at(self._model, self._home)
-        whole = np.zeros((self._model.nv, self._model.nv))
-        mujoco.mj_fullM(self._model, data, whole)
-        own = self._model.dof_armature[self._dof]
-        inertia = np.diag(whole)[self._dof] - own
-        least = np.maximum(np.maximum(own, inertia / 9.0), 0.02)
-        armature = [_two_digits(value, math.ceil) for value in least]
-        kd = [_two_digits(value, math.floor) for value in 4.0 * _RATE_HZ * (inertia + np.array(armature))]
-        rows = {"kp": [_RATE_HZ * value for value in kd], "kd": kd, "armature_kg_m2": armature}
-        lines = [f"    {key}: [{', '.join(f'{value:g}' for value in row)}]" for key, row in rows.items()]
-        return "\n".join(["  servos:", *lines, *self._gripper_lines()])
-
-    def _gripper_lines(self) -> list[str]:
-        robot = self._robot
-        if not robot.finger_joints:
-            return []
-        slides = self._model.joint(robot.finger_joints[0]).type[0] == mujoco.mjtJoint.mjJNT_SLIDE
-        kp, kd, effort, armature = (500, 50, 100.0, 0.1) if slides else (20, 2, 3.0, 0.03)
-        actuator = self._model.actuator(robot.gripper_actuator)
-        if actuator.forcelimited[0]:
-            effort = float(actuator.forcerange[1])
-        return [
-            f"    gripper_kp: {kp}",
-            f"    gripper_kd: {kd}",
-            f"    gripper_effort: {effort:g}",
-            f"    gripper_armature: {armature}",
-        ]
+        """Returns a `servos:` block of numbers computed from the masses, for the robot file."""
+        return servos_block(self._robot, self._model)
 
     def _heaviest(self) -> tuple[Array, list[Array]]:
         """Returns the largest weight on every joint, and the postures to look at: home and those."""
@@ -243,9 +210,3 @@ class ServoCheck:
             mujoco.mj_step(model, data)
             trace.append(data.qpos[self._qpos].copy())
         return trace
-
-
-def _two_digits(value: float, rounding: Callable[[float], int]) -> float:
-    """Returns a number rounded to two digits, up or down."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{rounding(round(value / unit, 6)) * unit:.2g}")

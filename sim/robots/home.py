@@ -1,0 +1,76 @@
+"""Finds joint positions for a robot's home: the tool over the table, pointing down and forward."""
+
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.sim.backends.model_index import ModelIndex
+from robot_rl.sim.robots.robot import Robot
+
+Array = NDArray[Any]
+
+PLACES_M = ((0.48, 0.0, 0.28), (0.4, 0.0, 0.25), (0.32, 0.0, 0.2), (0.24, 0.0, 0.15), (0.2, 0.0, 0.1))
+"""Where the tool may stand, best first: the shipped arms' place, then nearer ones for short arms."""
+_STARTS, _STEPS = 24, 150
+_NEAR_M, _NEAR_RAD = 0.005, 0.03
+_MARGIN_RAD = 0.025
+"""Distance of home from the limits: starts of episodes lie around it."""
+_TURN_M = 0.1
+"""Height of the joints that is worth a radian away from the home that the file has."""
+_DAMPING = 0.05
+_TOOL = np.diag([1.0, -1.0, -1.0])
+"""World from tool: x forward, z down."""
+
+
+def find_home(robot: Robot) -> tuple[float, ...] | None:
+    """Returns joint positions with the tool at the best place that is found, or None.
+
+    Damped least squares from the file's home and random postures; of those that arrive, one whose joints are high,
+    and near to those of the file.
+    """
+    model = robot.build().compile()
+    index, data = ModelIndex(model, robot), mujoco.MjData(model)
+    low = np.maximum(np.asarray(robot.limits.position_low_rad) + _MARGIN_RAD, -np.pi)
+    high = np.minimum(np.asarray(robot.limits.position_high_rad) - _MARGIN_RAD, np.pi)
+    high = np.maximum(low, high)
+    starts = np.random.default_rng(0).uniform(low, high, (_STARTS, len(low)))
+    starts[0] = np.clip(robot.home_rad, low, high)
+    for place_m in PLACES_M:
+        found: list[tuple[float, Array]] = []
+        for start in starts:
+            position = _solve(model, data, index, np.asarray(place_m), start, low, high)
+            if position is not None:
+                height_m, turned_rad = data.xanchor[:, 2].mean(), np.linalg.norm(position - robot.home_rad)
+                found.append((float(height_m - _TURN_M * turned_rad), position))
+        if found:
+            best = max(found, key=lambda pair: pair[0])[1]
+            return tuple(round(float(value), 4) for value in best)
+    return None
+
+
+def _solve(
+    model: mujoco.MjModel, data: mujoco.MjData, index: ModelIndex, place_m: Array, start: Array,
+    low: Array, high: Array,
+) -> Array | None:  # fmt: skip
+    """Returns joint positions near which the tool stands as wanted, or None if it does not get there."""
+    position, linear, angular = start, np.zeros((3, model.nv)), np.zeros((3, model.nv))
+    for _ in range(_STEPS):
+        data.qpos[index.arm_qpos] = position
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        rotation = data.site_xmat[index.site].reshape(3, 3)
+        # The axis of the turn that is left, times the sine of its angle; beyond a right angle, its length is 1.
+        turn = 0.5 * np.cross(rotation.T, _TOOL.T).sum(axis=0)
+        if np.trace(_TOOL.T @ rotation) < 1.0:
+            turn = turn / max(float(np.linalg.norm(turn)), 1e-6)
+        away_m = place_m - data.site_xpos[index.site]
+        if np.linalg.norm(away_m) < _NEAR_M and np.linalg.norm(turn) < _NEAR_RAD:
+            return position
+        mujoco.mj_jacSite(model, data, linear, angular, index.site)
+        jacobian = np.vstack([linear, 0.3 * angular])[:, index.arm_dof]
+        error = np.concatenate([away_m, 0.3 * turn])
+        step = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * np.eye(6), error)
+        position = np.clip(position + np.clip(step, -0.3, 0.3), low, high)
+    return None
