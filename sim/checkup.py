@@ -144,8 +144,11 @@ def _home(robot: Robot, bench: ServoCheck) -> Check:
             "needed: z down, (0, 0, -1), and x forward, (1, 0, 0)"
         )
         home = find_home(robot)
-        better = f" With those axes, this one is good: home_rad: {list(home)}" if home else ""
-        return Check("home", "fail", detail, f"Correct home_rad, or the axes of model.tool.{better}")
+        better = (
+            f"this one is good: home_rad: {list(home)}" if home else "none was found; try the opposite ones"
+        )
+        remedy = f"Correct home_rad, or the axes of model.tool. With those axes, {better}"
+        return Check("home", "fail", detail, remedy)
     limits, noise = robot.limits, Task.joint_noise_rad
     rows = zip(
         robot.arm_joints, limits.position_low_rad, robot.home_rad, limits.position_high_rad, strict=True
@@ -186,7 +189,14 @@ def task_checks(task: str, robot: str) -> Iterator[Check]:
     yield _in_time(task, float(took_s[reached].max()), env.horizon / env.control_hz)
     _, solved = _expert(env)
     state = _graded(-solved, tuple(-share for share in _SOLVED))
-    remedy = "Mend the lines above; if all is good there, look at the shapes that touch: fingers, hand."
+    grip = (
+        ", and raise gripper_kp: fingers that press too little lose things"
+        if resolve("task", task).needs_gripper
+        else ""
+    )
+    remedy = (
+        f"Mend the lines above; if all is good there, look at the shapes that touch: fingers, hand{grip}."
+    )
     remedy = "" if state == "ok" else remedy
     yield Check(f"{task}: expert", state, f"solves {solved:.0%} of {EPISODES} episodes", remedy)
 

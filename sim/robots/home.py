@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 PLACES_M = ((0.48, 0.0, 0.28), (0.4, 0.0, 0.25), (0.32, 0.0, 0.2), (0.24, 0.0, 0.15), (0.2, 0.0, 0.1))
 """Where the tool may stand, best first: the shipped arms' place, then nearer ones for short arms."""
-_STARTS, _STEPS = 24, 150
+_STARTS, _STEPS = 12, 80
 _NEAR_M, _NEAR_RAD = 0.005, 0.03
 _MARGIN_RAD = 0.025
 """Distance of home from the limits: starts of episodes lie around it."""
@@ -27,8 +27,8 @@ _TOOL = np.diag([1.0, -1.0, -1.0])
 def find_home(robot: Robot) -> tuple[float, ...] | None:
     """Returns joint positions with the tool at the best place that is found, or None.
 
-    Damped least squares from the file's home and random postures; of those that arrive, one whose joints are high,
-    and near to those of the file.
+    Damped least squares from the file's home and random postures; of those that arrive, one whose
+    joints are high, and near to those of the file.
     """
     model = robot.build().compile()
     index, data = ModelIndex(model, robot), mujoco.MjData(model)
@@ -61,10 +61,11 @@ def _solve(
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         rotation = data.site_xmat[index.site].reshape(3, 3)
-        # The axis of the turn that is left, times the sine of its angle; beyond a right angle, its length is 1.
+        # The axis of the turn that is left, times the sine of its angle; beyond a right angle, of length 1.
         turn = 0.5 * np.cross(rotation.T, _TOOL.T).sum(axis=0)
         if np.trace(_TOOL.T @ rotation) < 1.0:
-            turn = turn / max(float(np.linalg.norm(turn)), 1e-6)
+            length = float(np.linalg.norm(turn))
+            turn = turn / length if length > 1e-3 else np.array([0.0, 1.0, 0.0])  # upside down: any axis
         away_m = place_m - data.site_xpos[index.site]
         if np.linalg.norm(away_m) < _NEAR_M and np.linalg.norm(turn) < _NEAR_RAD:
             return position

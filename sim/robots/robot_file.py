@@ -1,4 +1,4 @@
-"""Any MJCF or URDF becomes a robot by a short YAML file that names its arm, its tool and, if it has one, its gripper.
+"""Any MJCF or URDF becomes a robot by a short YAML file that names its arm, its tool and its gripper, if any.
 
 The file's `model` says where the model is (a path relative to the file, or a path inside an installed
 package, which is located but never imported), which body to keep (scene, cameras, lights and
@@ -34,6 +34,8 @@ from robot_rl.sim.robots.urdf import read_urdf
 _GRIPPER_KEYS = {"gripper_actuator", "gripper_open", "gripper_closed", "gripper_home", "finger_joints"}
 _UNSEEN = 4
 """Group of sites that pictures do not show."""
+_ROUNDING_RAD = 1e-4
+"""Limits of the file and the model that differ by less are equal: the file's are taken."""
 _GRIPPER_SERVO_KEYS = {"gripper_kp", "gripper_kd", "gripper_effort", "gripper_armature"}
 
 
@@ -363,12 +365,13 @@ def _reset_options(spec: mujoco.MjSpec) -> None:
 
 
 def _bound_joints(robot: RobotNames, spec: mujoco.MjSpec) -> None:
-    """Gives joints without an end, as `continuous` ones of a URDF, the file's limits."""
+    """Gives joints without an end, as `continuous` ones of a URDF, and those rounded the file's limits."""
     rows = zip(robot.arm_joints, robot.limits.position_low_rad, robot.limits.position_high_rad, strict=True)
     for name, low, high in rows:
         joint = spec.joint(name)
         endless = joint.range[0] == joint.range[1]
-        if endless or joint.limited == mujoco.mjtLimited.mjLIMITED_FALSE:
+        endless = endless or joint.limited == mujoco.mjtLimited.mjLIMITED_FALSE
+        if endless or np.allclose(joint.range, (low, high), rtol=0.0, atol=_ROUNDING_RAD):
             joint.range, joint.limited = (low, high), mujoco.mjtLimited.mjLIMITED_TRUE
 
 
@@ -391,7 +394,7 @@ def _check_servos(robot: RobotNames, spec: mujoco.MjSpec) -> None:
 
 
 def _check_limits(robot: RobotNames, spec: mujoco.MjSpec) -> None:
-    """The file's limits must be the model's, exactly: one set of numbers for simulation and driver."""
+    """The file's limits must be the model's: one set of numbers for simulation and driver."""
     rows = zip(robot.arm_joints, robot.limits.position_low_rad, robot.limits.position_high_rad, strict=True)
     for name, low, high in rows:
         got = spec.joint(name).range

@@ -21,7 +21,7 @@ from robot_rl.sim.robots.robot import Robot, check_names
 ROBOTS = sorted(table("robot"))
 
 ARM_MJCF = """
-<mujoco>
+<mujoco><compiler angle="radian"/>
   <worldbody>
     <light pos="0 0 2"/>
     <geom type="plane" size="1 1 1"/>
@@ -247,7 +247,7 @@ BUILDING = [
         r"no joint 'swin'. Did you mean 'swing'\? It has: swing, grip",
     ),
     ("keep: base", "keep: bse", r"no top-level body 'bse'. Did you mean 'base'\?"),
-    ("file: arm.xml", "file: leg.xml", "no MJCF at .*leg.xml"),
+    ("file: arm.xml", "file: leg.xml", "no MJCF or URDF at .*leg.xml"),
     ("  file: arm.xml\n", "", "model needs `file` or `builder`"),
     ("body: one", "body: two", r"model.tool.body: no body 'two'. Did you mean 'one'\?|Known: base, jaw, one"),
     ("opening_axis: [0, 1, 0]", "opening_axis: [0, 1, 1]", "unit vectors at a right angle"),
