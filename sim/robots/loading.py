@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+from robot_rl.core.errors import ModelError
 from robot_rl.core.registry import resolve
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.robots.robot_file import read_robot_file
+
+_MODELS = (".urdf", ".xml", ".mjcf", ".xacro")
 
 
 def load_robot(name_or_path: str) -> Robot:
@@ -12,8 +15,13 @@ def load_robot(name_or_path: str) -> Robot:
 
     Raises:
         UnknownComponentError: no robot of that name.
-        ModelError: the robot file is missing or wrong.
+        ModelError: the robot file is missing or wrong, or it is a model without one.
     """
     if name_or_path.endswith((".yaml", ".yml")):
         return read_robot_file(Path(name_or_path))
+    if name_or_path.endswith(_MODELS):
+        raise ModelError(
+            f"robot: {name_or_path} is a model; a robot file (.yaml) names it, its joints, tool and limits: "
+            "docs/tasks.md, A robot of your own. Give that file."
+        )
     return resolve("robot", name_or_path, at="robot")

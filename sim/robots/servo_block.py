@@ -48,13 +48,16 @@ def servos_block(robot: RobotNames, model: mujoco.MjModel) -> str:
 def _gripper_lines(robot: RobotNames, model: mujoco.MjModel) -> list[str]:
     if not robot.finger_joints:
         return []
-    slides = model.joint(robot.finger_joints[0]).type[0] == mujoco.mjtJoint.mjJNT_SLIDE
+    finger = model.joint(robot.finger_joints[0])
+    slides = finger.type[0] == mujoco.mjtJoint.mjJNT_SLIDE
     kp, kd, effort, armature = (500, 50, 100.0, 0.1) if slides else (20, 2, 3.0, 0.03)
-    damping = float(model.dof_damping[model.joint(robot.finger_joints[0]).dofadr[0]])
+    damping = float(model.dof_damping[finger.dofadr[0]])
     kp, kd = max(kp, _RATE_HZ * damping), max(kd - damping, 0.1 * kd)
     number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, robot.gripper_actuator)
     if number >= 0 and model.actuator_forcelimited[number]:
         effort = float(model.actuator_forcerange[number, 1])
+    elif model.jnt_actfrclimited[finger.id]:  # a URDF's
+        effort = float(model.jnt_actfrcrange[finger.id, 1])
     return [
         f"    gripper_kp: {kp:g}",
         f"    gripper_kd: {kd:g}",

@@ -201,10 +201,19 @@ def test_a_urdf_that_does_not_fit_is_refused(urdf: Writer, old: str, new: str, m
         load_robot(urdf((old, new))).build()
 
 
+def test_a_model_is_no_robot_file(urdf: Writer, tmp_path: Path) -> None:
+    urdf()
+    with pytest.raises(
+        ModelError, match=r"arm\.urdf is a model; a robot file \(\.yaml\) names it, its joints"
+    ):
+        load_robot(str(tmp_path / "my_arm/urdf/arm.urdf"))
+
+
 def test_the_message_holds_servos_that_are_good(urdf: Writer) -> None:
     with pytest.raises(ModelError) as caught:
         load_robot(urdf((SERVOS, ""))).build()
     block = str(caught.value).split("home_rad:\n")[1] + "\n"
+    assert "gripper_effort: 5\n" in block  # the URDF's
     robot = load_robot(urdf((SERVOS, block)))
     rows = ServoCheck(robot).joints()
     # The roll joint has a damping of 5 N m s / rad: a part of kd, and kp follows it.
