@@ -16,7 +16,7 @@ from robot_rl.core.errors import ModelError
 MESHES = (".stl", ".obj", ".msh")
 """Suffixes of the meshes that MuJoCo reads."""
 _COMPILER = {"strippath": "false", "fusestatic": "false", "discardvisual": "false", "balanceinertia": "true"}
-"""Paths stay whole, links on fixed joints stay bodies, which may carry the tool; bad inertias are mended."""
+"""Paths stay whole, links on fixed joints stay bodies, which may carry the tool; bad inertias change."""
 _HIDDEN = 3
 """Group of geoms that pictures do not show."""
 
