@@ -109,7 +109,7 @@ class SimVectorEnv(VectorEnv):
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
         self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
         index, names = self.view.elements(self._state)
-        shown = chosen(names, self.config.state, at="env.state")
+        shown = chosen(names, robot.own_elements(self.config.state), at="env.state")
         self._state_index = self.backend.asarray(index[shown])
         self.state_names = tuple(names[i] for i in shown)
         hidden = sorted(set(range(len(names))) - set(shown)) if self.config.privileged else []

@@ -73,6 +73,15 @@ class RobotNames:
         """The gripper's servo, or nothing."""
         return (self.gripper_actuator,) if self.gripper_actuator else ()
 
+    def own_elements(self, beginnings: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns beginnings of names of the state, `joint` and `finger` replaced by this robot's joints.
+
+        So one setting fits robots whose joints have other names, or that have no fingers.
+        """
+        own = {"joint": self.arm_joints, "finger": self.finger_joints}
+        each = [tuple(f"{name}." for name in own[word]) if word in own else (word,) for word in beginnings]
+        return tuple(beginning for part in each for beginning in part) or beginnings
+
 
 @dataclass(frozen=True, kw_only=True)
 class Robot(RobotNames):

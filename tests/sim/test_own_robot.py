@@ -8,14 +8,14 @@ import mujoco
 import numpy as np
 import pytest
 
-from robot_rl.core.errors import ModelError
+from robot_rl.core.errors import ConfigError, ModelError
 from robot_rl.sim.checkup import check_robot
 from robot_rl.sim.robots.home import PLACES_M, find_home
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.servo_check import ServoCheck
 from robot_rl.sim.tasks.catalogue import expert_success
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
-from tests.arms import write_arm
+from tests.arms import JOINTS, write_arm
 
 HALF_M = 0.02
 OBJ = "v 0 0 0\nv 0.1 0 0\nv 0 0.1 0\nv 0 0 0.1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
@@ -199,6 +199,29 @@ def test_a_package_that_ros_has_installed_is_found(
 def test_a_urdf_that_does_not_fit_is_refused(urdf: Writer, old: str, new: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_robot(urdf((old, new))).build()
+
+
+def test_joint_and_finger_are_those_of_any_robot(urdf: Writer, tmp_path: Path) -> None:
+    asked = ("joint", "finger", "tool.pos")
+    tool = tuple(f"tool.pos.{axis}" for axis in range(3))
+    env = SimVectorEnv(EnvConfig(task="reach", robot=urdf(), state=asked, num_threads=1), 1)
+    assert env.state_names == (
+        "pan.pos",
+        "lift.pos",
+        "elbow.pos",
+        "bend.pos",
+        "roll.pos",
+        "left.pos",
+        "right.pos",
+        *tool,
+    )
+    bare = str(write_arm(tmp_path))
+    env = SimVectorEnv(EnvConfig(task="reach", robot=bare, state=asked, num_threads=1), 1)
+    assert env.state_names == (*(f"{joint}.pos" for joint in JOINTS), *tool)
+    with pytest.raises(
+        ConfigError, match=r"env.state: got .finger., with which no element of the state begins"
+    ):
+        SimVectorEnv(EnvConfig(task="reach", robot=bare, state=("finger",), num_threads=1), 1)
 
 
 def test_a_model_is_no_robot_file(urdf: Writer, tmp_path: Path) -> None:
