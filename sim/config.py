@@ -51,7 +51,8 @@ class EnvConfig:
     """Episode length; the task's own if None."""
     state: tuple[str, ...] = ()
     """Elements of the state that are shown, by the beginnings of their names; all if empty. `joint` and
-    `finger` are those of any robot. What it measures itself is [joint,finger,tool]: the rest, such as the pose of a cube, pictures show."""
+    `finger` are those of any robot. What it measures itself is [joint,finger,tool]: the rest, such as the
+    pose of a cube, pictures show."""
     cameras: tuple[str, ...] = ()
     """Cameras whose images join the observation as `<camera>.rgb`."""
     depth: bool = False
