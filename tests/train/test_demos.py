@@ -1,5 +1,6 @@
 """Demonstrations: whole episodes in the order of their seeds, and what the base makes of them."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -7,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robot_rl.config import load
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import ChunkSample, Policy
-from robot_rl.data.demos import Episodes
+from robot_rl.data.demos import Episodes, save_episodes
 from robot_rl.hal.vector import Array
 from robot_rl.rollout.envs import make_expert
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.demos import collect_episodes, executed, first_seed, relabelled
+from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import collect_episodes, executed, first_seed, load_demonstrations, relabelled
 from robot_rl.train.recorded import DemosConfig
 from tests.plain import Plain
 
@@ -111,6 +114,16 @@ def test_what_was_executed_is_found_again() -> None:
     assert np.array_equal(found.action[200:], sent[:8, 10])
     assert (kept.action == 0.5).all()  # what is cloned stays as it was
     assert executed(kept, DemosConfig(), run_seed=7) is kept
+
+
+def test_a_replay_reads_what_was_executed_and_a_clone_what_was_wanted(tmp_path: Path) -> None:
+    sent, kept = sent_and_episodes(0.2, num_envs=4)
+    save_episodes(tmp_path / "demos", kept)
+    config = load(RunConfig, ["recipe=smoke", "seed=7", "demos.disturb=0.2"], config_name="train")
+    wanted = load_demonstrations(tmp_path / "demos", config)
+    assert np.array_equal(wanted.action, kept.action)
+    found = load_demonstrations(tmp_path / "demos", config, as_executed=True)
+    assert np.array_equal(found.action.reshape(4, 20, 2), sent.swapaxes(0, 1))
 
 
 def test_without_a_push_the_envs_get_what_is_kept() -> None:
