@@ -3,6 +3,7 @@
     clone       the base of a run: cloned from demonstrations alone, before DAgger
     dagger      the same run at its end: the policy acted, the expert labelled, the policy cloned that
     clone_long  cloning alone, with about as many labels and as many updates as `dagger` ends with
+    rl          residual RL on the clone, on sparse reward: no labels but the demonstrations
     expert      the scripted expert, which reads the true state: the ceiling
 
 One run gives the first two rows, so `clone` has fewer labels and updates than `dagger`; `clone_long` tells
@@ -33,11 +34,18 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.config import DaggerSettings
 from robot_rl.train.improve.method import settings_of
 
-Name = Literal["clone", "dagger", "clone_long", "expert"]
+Name = Literal["clone", "dagger", "clone_long", "rl", "expert"]
 Row = dict[str, Any]
 _FIXED = ("torch_threads=1", "env.num_threads=1", "evaluate.every_env_steps=0", "lease_wait_s=1e6")
 """Of all runs: one core each, and no evaluations on the way."""
 _NO_FILMS = ("video.episodes=0", "video.failures=0")
+_RL = (
+    *("method=residual", "num_envs=16", "method.env_steps=40000", "method.utd=0.5", "method.batch=128"),
+    *("method.explore_steps=4000", "method.scale=0.5", "method.head.explore_std=0.1"),
+    *(f"method.algorithm.{each}" for each in ("num_critics=2", "gamma_step=0.98", "residual_l2=1.0")),
+    "method.algorithm.privileged=true",
+)
+"""As `recipe=residual`, with critics that read the true state, and fewer steps."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +82,19 @@ class Trial:
         at = f"bench pixels: {self.task}, clone_long, seed {self.seed}"
         return Training(at, self.out / f"{self.task}-clone_long-seed{self.seed}", (*self.words, *more))
 
+    def improved(self) -> Training:
+        """Returns the run that clones, and improves the clone by residual RL."""
+        at = f"bench pixels: {self.task}, rl, seed {self.seed}"
+        return Training(at, self.out / f"{self.task}-rl-seed{self.seed}", (*self.words, *_RL))
+
     def row(self, arm: Name) -> Row:
         """Returns success and cost of one arm, from finished runs."""
         if arm == "expert":
             episodes = self.config.evaluate.episodes
             success, cost = _of_expert(self.task, self.seed, episodes), {}
         else:
-            _, summary = (self.long() if arm == "clone_long" else self.training()).finished()
+            made = {"clone_long": self.long, "rl": self.improved}.get(arm, self.training)
+            _, summary = made().finished()
             which, episodes = "base" if arm == "clone" else "final", summary["episodes"]
             success = round(summary[f"{which}_success"] * episodes)
             labels = summary["demo_env_steps"] + (summary["env_steps"] if arm == "dagger" else 0)
@@ -116,7 +130,7 @@ def run(
 
     Args:
         tasks: names of tasks.
-        arms: `clone`, `dagger`, `clone_long`, `expert`.
+        arms: `clone`, `dagger`, `clone_long`, `rl`, `expert`.
         seeds: of the runs.
         settings: key=value for all runs, with quotes: "settings=['evaluate.episodes=50']".
         jobs: runs at a time, one core each; 0: as many as there are cores.
@@ -133,10 +147,10 @@ def run(
     trials = [
         Trial(task, seed, Path(out).resolve(), settings) for task, seed in itertools.product(tasks, seeds)
     ]
-    if set(arms) - {"expert"}:
-        for trial in trials:
-            trial.training().check()
+    if set(arms) - {"rl", "expert"}:
         _train("runs", [trial.training() for trial in trials], jobs)
+    if "rl" in arms:
+        _train("rl", [trial.improved() for trial in trials], jobs)
     if "clone_long" in arms:
         _train("clone_long", [trial.long() for trial in trials], jobs)
     rows = [trial.row(arm) for arm, trial in itertools.product(arms, trials)]
@@ -155,7 +169,8 @@ def run(
             f"means: {SUCCESS_NOTE}",
             "minutes, cpu_minutes: from the first demonstration on, evaluations left out; labels: control "
             "steps for which the expert gave an action",
-            "clone and dagger are one run, before and after DAgger; expert: reads the true state",
+            "clone and dagger are one run, before and after DAgger; rl begins with the same clone; "
+            "expert: reads the true state",
         ],
     }
 

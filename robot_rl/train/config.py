@@ -450,15 +450,17 @@ class RunConfig:
         require(guess == 0 or self.env.privileged, at, guess, allowed)
 
     def _check_disturbed(self) -> None:
-        """Refuses demonstrations of a pushed expert where steps are learned from: it did something else."""
+        """Refuses demonstrations of a pushed expert where nobody knows, or asks, what was executed."""
         method, disturb = self.method, self.demos.disturb
-        clones = isinstance(method, DaggerSettings)
-        clones |= isinstance(method, OffPolicySettings) and method.demo_ratio == 0
-        learns_steps = "filter" in self.plan or ("online" in self.plan and not clones)
+        with_replay = isinstance(method, OffPolicySettings)
+        knows = isinstance(method, DaggerSettings) or (with_replay and self.demos.path is None)
+        knows |= with_replay and method.demo_ratio == 0
+        learns_steps = "filter" in self.plan or ("online" in self.plan and not knows)
         allowed = (
-            "0 but with method=dagger, method.demo_ratio=0 or cloning alone: it keeps actions that were "
+            "0 but with method=dagger, a method with a replay (without demos.path, or with "
+            "method.demo_ratio=0) or cloning alone: it keeps actions that were not executed"
         )
-        require(disturb == 0 or not learns_steps, "demos.disturb", disturb, f"{allowed}not executed")
+        require(disturb == 0 or not learns_steps, "demos.disturb", disturb, allowed)
 
     def _check_critics(self) -> None:
         """Refuses critics that read what the env does not show."""

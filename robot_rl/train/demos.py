@@ -6,6 +6,7 @@ T control steps in all, E episodes, F = T + E frames (final observations include
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,24 @@ def first_seed(run_seed: int) -> int:
     return train_seed(run_seed, "demos") // 2
 
 
-def load_demonstrations(folder: Path, config: RunConfig, *, mirrored: bool = True) -> Episodes:
+def load_demonstrations(
+    folder: Path, config: RunConfig, *, mirrored: bool = True, as_executed: bool = False
+) -> Episodes:
     """Reads the demonstrations of all sources; their mirror images stand behind them if the run wants them.
+
+    Args:
+        folder: of the demonstrations.
+        config: the run's.
+        mirrored: False leaves the mirror images out.
+        as_executed: with the actions that were executed, not those that a pushed expert wanted.
 
     Raises:
         ConfigError: there are no mirror images of this task, or of pictures.
     """
-    episodes = together([load_episodes(folder / name, read=config.demos.read) for name in config.acting])
+    parts = [load_episodes(folder / name, read=config.demos.read) for name in config.acting]
+    if as_executed:
+        parts = [executed(part, config.demos, config.seed) for part in parts]
+    episodes = together(parts)
     if not (config.demos.mirror and mirrored):
         return episodes
     return reflection_of(config.env, at="demos.mirror").with_images(episodes)
@@ -97,30 +109,45 @@ def collect_episodes(
     return joined(env, rows)
 
 
+class Pushes:
+    """Slow random pushes on the actions of episodes, which depend on the episodes' seeds alone.
+
+    A push is a first-order autoregression of a given size that begins at zero; 3 of 10 episodes have none,
+    and a gripper, the last element, is never pushed.
+    """
+
+    def __init__(self, seeds: NDArray[np.uint64], action_names: Sequence[str], disturb: float) -> None:
+        """Args: seeds: of the B episodes. action_names: of the A elements. disturb: standard deviation."""
+        self._draws = EpisodeRng(seeds ^ _PUSHES, np.zeros_like(seeds))
+        self._std = disturb * (self._draws.uniform() < _PUSHED_SHARE)
+        if action_names[-1] == "gripper":
+            self._std = self._std * (np.arange(len(action_names)) < len(action_names) - 1)
+        self._push: Array = np.zeros((len(seeds), len(action_names)))
+
+    def on(self, wanted: Array) -> Array:
+        """Returns the actions (B, A) of the next step, pushed."""
+        fresh = np.sqrt(1.0 - _PUSH_STAYS**2) * self._draws.normal(wanted.shape[1])
+        self._push = _PUSH_STAYS * self._push + self._std * fresh
+        return np.clip(wanted + self._push, -1.0, 1.0).astype(np.float32)
+
+
 class Disturbed:
     """An expert that is pushed, so that it shows how to come back (DART: Laskey et al. 2017).
 
-    Deviation: the push is slow (a first-order autoregression) and has a given size, and 3 of 10 episodes
-    have none. It begins at zero.
+    Deviation: the push is slow and has a given size, see `Pushes`.
     """
 
     def __init__(self, env: VectorEnv, expert: Expert, seeds: NDArray[np.uint64], disturb: float) -> None:
-        """Args: seeds: of the episodes, which their pushes depend on alone. disturb: standard deviation."""
+        """Args: seeds: of the episodes. disturb: standard deviation."""
         self._expert = expert
-        self._draws = EpisodeRng(seeds ^ _PUSHES, np.zeros_like(seeds))
-        self._std = disturb * (self._draws.uniform() < _PUSHED_SHARE)
-        if env.action_names[-1] == "gripper":
-            self._std = self._std * (np.arange(len(env.action_names)) < len(env.action_names) - 1)
-        self._push: Array = np.zeros((len(seeds), len(env.action_names)))
+        self._pushes = Pushes(seeds, env.action_names, disturb)
         self._wanted: list[Array] = []
 
     def act(self, obs: Obs) -> Array:
         """Returns the actions (B, A) that the envs get."""
         wanted = self._expert.act()
         self._wanted.append(wanted)
-        fresh = np.sqrt(1.0 - _PUSH_STAYS**2) * self._draws.normal(wanted.shape[1])
-        self._push = _PUSH_STAYS * self._push + self._std * fresh
-        return np.clip(wanted + self._push, -1.0, 1.0).astype(np.float32)
+        return self._pushes.on(wanted)
 
     def relabelled(self, rows: list[Columns]) -> list[Columns]:
         """Returns the episodes with the actions that the expert wanted."""
@@ -129,6 +156,24 @@ class Disturbed:
             row | {"action": own[: len(row["reward"])].astype(row["action"].dtype)}
             for row, own in zip(rows, wanted, strict=True)
         ]
+
+
+def executed(episodes: Episodes, config: DemosConfig, run_seed: int) -> Episodes:
+    """Returns the demonstrations of one env with the actions that were executed, where it was pushed.
+
+    What is kept is what the expert wanted; the pushes on it are drawn again from the episodes' seeds.
+    """
+    if config.disturb == 0:
+        return episodes
+    starts, ends = episodes.bounds()
+    seeds = first_seed(run_seed) + np.arange(episodes.num_episodes, dtype=np.uint64)
+    pushes, action = Pushes(seeds, episodes.meta.action_names, config.disturb), episodes.action.copy()
+    for step in range(int((ends - starts).max())):
+        live = step < ends - starts
+        wanted = np.zeros((len(seeds), action.shape[1]), action.dtype)
+        wanted[live] = action[starts[live] + step]
+        action[starts[live] + step] = pushes.on(wanted)[live]
+    return replace(episodes, action=action)
 
 
 def played(env: VectorEnv, seeds: NDArray[np.uint64], act: Callable[[Obs], Array]) -> list[Columns]:

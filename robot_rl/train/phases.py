@@ -54,7 +54,7 @@ from robot_rl.train.earlier import check_earlier, check_spaces
 from robot_rl.train.finetune.names import saved_folder
 from robot_rl.train.finetune.stage import check_finetuned, finetuning_phases
 from robot_rl.train.improve.acting import open_sim
-from robot_rl.train.improve.config import ChainSettings
+from robot_rl.train.improve.config import ChainSettings, OffPolicySettings
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.pictures import Photographer
@@ -206,7 +206,8 @@ def _improve(session: Session) -> None:
         _take_base(session)
         return
     base, _ = load_policy(session.folder / "policy" / "base")
-    episodes = load_demonstrations(demo_folder(session), session.config)
+    learns_steps = isinstance(config.method, OffPolicySettings)
+    episodes = load_demonstrations(demo_folder(session), config, as_executed=learns_steps)
     with (
         _acting_envs(method, session) as envs,
         evaluators(session) as eval_envs,

@@ -24,7 +24,7 @@ class DemosConfig:
     """Of our tasks: standard deviation of its aim between episodes, in x and y."""
     disturb: float = 0.0
     """Standard deviation of a slow push on its actions, the gripper's excepted, in 7 of 10 episodes. Kept is
-    what the expert wanted (DART): for what clones demonstrations, not for what learns from their steps."""
+    what the expert wanted (DART), which is cloned; a replay gets what was executed."""
     path: str | None = None
     """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
     read: ReadingConfig = field(default_factory=ReadingConfig)

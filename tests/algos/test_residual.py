@@ -145,6 +145,32 @@ def test_the_l2_term_holds_the_correction_back() -> None:
     assert sizes[1] < 0.2 * sizes[0]
 
 
+def test_the_l2_term_is_weighed_against_the_return() -> None:
+    # The largest 1 - 4 (c - 0.3)^2 - 4 c^2 is where 8 (0.3 - c) = 8 c: half of the best correction, 0.15.
+    policy, algorithm = build(residual_l2=4.0)
+    learn(algorithm, 0, 250)
+    rows = batch(1000)
+    correction = policy.residual(rows.obs["state"], rows.base_action)
+    assert (correction - 0.15).abs().mean().item() < 0.03
+
+
+def test_critics_that_know_nothing_move_the_head_little() -> None:
+    # Adam steps as far for a small slope as for a large one. The L2 term makes the size count: the largest
+    # slope c - c^2 is at c = slope / 2. The drawn critics, which do not learn here, have a slope of 0.066.
+    sizes = []
+    for residual_l2 in (0.0, 1.0):
+        still: dict[str, Any] = {"critic_lr": 1e-12, "critic_warmup": 0, "actor_every": 1, "actor_lr": 3e-2}
+        policy, algorithm = build(residual_l2=residual_l2, **still)
+        learn(algorithm, 0, 60)
+        state, base = batch(1000).obs["state"], batch(1000).base_action
+        correction = policy.residual(state, base)
+        slope = algorithm.critics.action_gradient(state, base, "mean")[1].abs().mean().item()
+        assert slope == pytest.approx(0.066, abs=0.005)
+        sizes.append(correction.abs().mean().item())
+    assert sizes[0] > 0.3  # of the 0.5 that it may
+    assert sizes[1] == pytest.approx(0.033, abs=0.006)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

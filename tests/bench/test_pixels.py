@@ -12,6 +12,8 @@ from robot_rl.config import dump, load
 from robot_rl.core.errors import ConfigError
 from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.config import ResidualSettings
+from robot_rl.train.record import load_config
 
 Commands = list[dict[str, str]]
 
@@ -102,6 +104,27 @@ def test_the_long_clone_has_the_labels_and_updates_of_dagger(tmp_path: Path, sta
     assert int(long["bc.updates"]) == recipe.bc.updates + round(method.utd * method.env_steps)
     row = result["rows"][1]
     assert (row["arm"], row["success"], row["labels"], row["minutes"]) == ("clone_long", 0.6, 9000, 6.0)
+
+
+def test_reinforcement_learning_begins_with_the_clone_and_asks_for_no_label(
+    tmp_path: Path, started: Commands
+) -> None:
+    result = run(tmp_path, seeds=(4,), arms=("clone", "rl"))
+    dagger, rl = [Path(words["out"]) / "1-run/config.yaml" for words in started]
+    before, now = [load_config(path.parent) for path in (dagger, rl)]
+    assert (before.demos, before.policy, before.bc) == (now.demos, now.policy, now.bc)
+    assert isinstance(now.method, ResidualSettings)
+    assert now.method.algorithm.residual_l2 == 1.0
+    assert now.demos.disturb == 0.15  # its replay gets what was executed
+    row = result["rows"][1]
+    # The demonstrations alone have labels; 6 minutes at the end of the run.
+    assert (row["arm"], row["success"], row["labels"], row["minutes"]) == ("rl", 0.9, 4500, 6.0)
+
+
+def test_reinforcement_learning_alone_needs_no_other_run(tmp_path: Path, started: Commands) -> None:
+    result = run(tmp_path, seeds=(4,), arms=("rl",))
+    assert [Path(words["out"]).name for words in started] == ["reach-rl-seed4"]
+    assert [row["arm"] for row in result["rows"]] == ["rl"]
 
 
 def test_the_figure_has_a_bar_for_each_arm(tmp_path: Path, started: Commands) -> None:

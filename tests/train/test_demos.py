@@ -1,5 +1,6 @@
 """Demonstrations: whole episodes in the order of their seeds, and what the base makes of them."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -7,13 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robot_rl.config import load
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import ChunkSample, Policy
-from robot_rl.data.demos import Episodes
+from robot_rl.data.demos import Episodes, save_episodes
 from robot_rl.hal.vector import Array
 from robot_rl.rollout.envs import make_expert
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.demos import collect_episodes, relabelled
+from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import collect_episodes, executed, first_seed, load_demonstrations, relabelled
+from robot_rl.train.recorded import DemosConfig
 from tests.plain import Plain
 
 
@@ -59,9 +63,10 @@ def test_episodes_are_whole_and_in_the_order_of_their_seeds() -> None:
     assert (episodes.action == 0.5).all()
 
 
-def sent_and_kept(disturb: float, num_envs: int = 40) -> tuple[Array, Array]:
-    """Returns the actions (T, B, A) that the envs got, and those (B, T, A) that were kept, of 20 steps."""
-    env = FakeEnv(num_envs, truncate_after=[20] * num_envs, autoreset="disabled")
+def sent_and_episodes(disturb: float, num_envs: int = 40, last_steps: int = 20) -> tuple[Array, Episodes]:
+    """Returns the actions (T, B, A) that the envs got, and the episodes, of 20 steps but for the last."""
+    ends = [20] * (num_envs - 1) + [last_steps]
+    env = FakeEnv(num_envs, truncate_after=ends, autoreset="disabled")
     env.action_names = ("arm", "gripper")
     sent, step = list[Array](), env.step_masked
 
@@ -70,9 +75,15 @@ def sent_and_kept(disturb: float, num_envs: int = 40) -> tuple[Array, Array]:
         return step(actions, active)
 
     env.step_masked = spied
-    seeds = np.arange(num_envs, dtype=np.uint64)
+    seeds = first_seed(7) + np.arange(num_envs, dtype=np.uint64)
     episodes = collect_episodes(env, Steady(num_envs), seeds, disturb=disturb)
-    return np.stack(sent), episodes.action.reshape(num_envs, 20, 2)
+    return np.stack(sent), episodes
+
+
+def sent_and_kept(disturb: float, num_envs: int = 40) -> tuple[Array, Array]:
+    """Returns the actions (T, B, A) that the envs got, and those (B, T, A) that were kept, of 20 steps."""
+    sent, episodes = sent_and_episodes(disturb, num_envs)
+    return sent, episodes.action.reshape(num_envs, 20, 2)
 
 
 def test_of_a_pushed_expert_what_it_wanted_is_kept() -> None:
@@ -93,6 +104,26 @@ def test_of_a_pushed_expert_what_it_wanted_is_kept() -> None:
     assert np.array_equal(again, sent)
     alone, _ = sent_and_kept(0.2, num_envs=3)
     assert np.array_equal(alone, sent[:, :3])
+
+
+def test_what_was_executed_is_found_again() -> None:
+    # 10 episodes of 20 steps, and one of 8.
+    sent, kept = sent_and_episodes(0.2, num_envs=11, last_steps=8)
+    found = executed(kept, DemosConfig(disturb=0.2), run_seed=7)
+    assert np.array_equal(found.action[:200].reshape(10, 20, 2), sent[:, :10].swapaxes(0, 1))
+    assert np.array_equal(found.action[200:], sent[:8, 10])
+    assert (kept.action == 0.5).all()  # what is cloned stays as it was
+    assert executed(kept, DemosConfig(), run_seed=7) is kept
+
+
+def test_a_replay_reads_what_was_executed_and_a_clone_what_was_wanted(tmp_path: Path) -> None:
+    sent, kept = sent_and_episodes(0.2, num_envs=4)
+    save_episodes(tmp_path / "demos", kept)
+    config = load(RunConfig, ["recipe=smoke", "seed=7", "demos.disturb=0.2"], config_name="train")
+    wanted = load_demonstrations(tmp_path / "demos", config)
+    assert np.array_equal(wanted.action, kept.action)
+    found = load_demonstrations(tmp_path / "demos", config, as_executed=True)
+    assert np.array_equal(found.action.reshape(4, 20, 2), sent.swapaxes(0, 1))
 
 
 def test_without_a_push_the_envs_get_what_is_kept() -> None:

@@ -176,8 +176,13 @@ def test_the_privileged_state_is_recorded_apart_and_no_policy_reads_it(tmp_path:
             "policy.guess_weight: got 0.5, allowed: 0 without env.privileged=true",
         ),
         (
-            {"demos": {"disturb": 0.3}, "method": {"kind": "residual"}, "n_exec": 1},
-            "demos.disturb: got 0.3, allowed: 0 but with method=dagger, method.demo_ratio=0 or cloning alone",
+            {"demos": {"disturb": 0.3, "path": "recorded"}, "method": {"kind": "residual"}, "n_exec": 1},
+            r"demos.disturb: got 0.3, allowed: 0 but with method=dagger, a method with a replay \(without "
+            r"demos.path, or with method.demo_ratio=0\) or cloning alone",
+        ),
+        (
+            {"demos": {"disturb": 0.3}, "method": {"kind": "ppo"}, "n_exec": 1},
+            "demos.disturb: got 0.3, allowed: 0 but with method=dagger",
         ),
         (
             {"demos": {"disturb": 1.3}},
