@@ -178,12 +178,12 @@ class Peer:
     def _lerobot(self) -> Row:
         """Trains for the processor time, and plays the held-out episodes."""
         few, many = CALIBRATION
-        started, more = (self._train(steps)[1] for steps in CALIBRATION)
+        started, more = (self._train(steps, f"calibration-{steps}")[1] for steps in CALIBRATION)
         pace = max(more - started, 1e-3) / (many - few)
         steps = max(1, round(self.cpu_minutes / pace))
-        minutes, cpu = self._train(steps)
+        minutes, cpu = self._train(steps, "policy")
         episodes = self.trial.config.evaluate.episodes
-        policy = self.folder / f"{steps}"
+        policy = self.folder / "policy"
         asked = (f"policy={policy}", f"seed={self.trial.seed}", f"episodes={episodes}", "lease_wait_s=1e6")
         said = self._output(command_line("evaluate", *asked, "--json")[1:], "evaluate.log")[0]
         labels = self.trial.training().finished()[1]["demo_env_steps"]
@@ -197,10 +197,10 @@ class Peer:
             "weights": _weights(policy),
         }
 
-    def _train(self, steps: int) -> tuple[float, float]:
+    def _train(self, steps: int, name: str) -> tuple[float, float]:
         """Returns minutes and processor minutes of `lerobot-train`, its start included."""
-        own = (f"--steps={steps}", f"--output_dir={self.folder / str(steps)}")
-        return self._spent(["-m", "lerobot.scripts.lerobot_train", *self.words, *own], f"{steps}.log")
+        own = (f"--steps={steps}", f"--output_dir={self.folder / name}")
+        return self._spent(["-m", "lerobot.scripts.lerobot_train", *self.words, *own], f"{name}.log")
 
     def _spent(self, words: Sequence[str], log: str) -> tuple[float, float]:
         """Runs a Python program; returns its minutes and processor minutes."""
