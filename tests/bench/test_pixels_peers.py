@@ -15,18 +15,14 @@ from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.config import RunConfig
 
 TINY = (
-    "demos.episodes=2",
-    "bc.updates=1",
-    "bc.batch=4",
-    "method.env_steps=4",
-    "method.batch=4",
-    "num_envs=2",
+    *("demos.episodes=2", "bc.updates=1", "bc.batch=4", "method.env_steps=4", "method.batch=4", "num_envs=2"),
+    *("evaluate.episodes=2", "evaluate.num_envs=2", "evaluate.quick_episodes=2"),
 )
-TINY = (*TINY, "evaluate.episodes=2", "evaluate.num_envs=2", "evaluate.quick_episodes=2")
 
 
 def run(out: Path, **how: Any) -> dict[str, Any]:
-    return pixels_peers.run(**{"task": "reach", "seeds": (4,), "out": str(out), "settings": TINY, **how})
+    how = {"task": "reach", "seeds": (4,), "settings": TINY, **how}
+    return pixels_peers.run(out=str(out), **how)
 
 
 @pytest.fixture
