@@ -24,6 +24,7 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import CombinedExtractor
 
+from robot_rl.config import build
 from robot_rl.core.files import write_json
 from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.hal.vector import VectorEnv
@@ -114,7 +115,9 @@ def learn(cfg: PeerConfig) -> dict[str, Any]:
     """Learns, plays the held-out episodes, and returns success and cost, which `result` has too."""
     torch.set_num_threads(1)
     register_envs()
-    made: Any = gymnasium.make_vec(env_id(cfg.task), num_envs=cfg.num_envs, num_threads=1, **cfg.env)
+    config = build(EnvConfig, {"task": cfg.task, "num_threads": 1, **cfg.env})  # JSON has no tuples
+    how = {name: getattr(config, name) for name in cfg.env}
+    made: Any = gymnasium.make_vec(env_id(cfg.task), num_envs=cfg.num_envs, num_threads=1, **how)
     model = SAC(
         "MultiInputPolicy",
         StableBaselinesEnv(made),
@@ -136,7 +139,6 @@ def learn(cfg: PeerConfig) -> dict[str, Any]:
         "minutes": round((time.perf_counter() - began_s) / 60.0, 3),
         "cpu_minutes": round((time.process_time() - began_cpu_s) / 60.0, 3),
     }
-    config = EnvConfig(task=cfg.task, num_threads=1, **cfg.env)
     with opened(simulation(config, min(50, cfg.episodes)), holder="bench pixels_peers", wait_s=1e6) as env:
         success = solved_by(env, model, eval_seeds(cfg.seed, cfg.episodes))
     found = {

@@ -140,14 +140,30 @@ def test_mistakes(tmp_path: Path, our_run: Path, monkeypatch: pytest.MonkeyPatch
         run(tmp_path, arms=("sac",))
 
 
-@pytest.mark.slow  # a minute: six programs that import torch
-def test_one_of_each_in_earnest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny run of ours, for the peers' tests in earnest."""
+    folder = tmp_path_factory.mktemp("peers")
+    assert [row["arm"] for row in run(folder, arms=("clone",))["rows"]] == ["clone"]
+    return folder
+
+
+@pytest.mark.slow  # half a minute: four programs that import torch
+@pytest.mark.parametrize("arm", ["act", "diffusion"])
+def test_lerobot_in_earnest(arm: str, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lerobot")
     monkeypatch.setattr(pixels_peers, "CALIBRATION", (1, 2))
-    rows = run(tmp_path, arms=("clone", "act", "diffusion", "sac"), cpu_minutes=0.01)["rows"]
-    assert [row["arm"] for row in rows] == ["clone", "act", "diffusion", "sac"]
-    for row in rows[1:]:
-        assert row["success"] in (0.0, 0.5, 1.0)
-        assert row["cpu_minutes"] > 0
-    assert rows[1]["weights"] > 11e6  # a ResNet-18
-    assert rows[3]["env_steps"] > 0
+    (row,) = run(begun, arms=(arm,), cpu_minutes=0.01)["rows"]
+    assert (row["arm"], row["episodes"]) == (arm, 2)
+    assert row["success"] in (0.0, 0.5, 1.0)
+    assert row["weights"] > 11e6  # a ResNet-18
+    assert row["updates"] >= 1
+
+
+@pytest.mark.slow  # ten seconds
+def test_sac_in_earnest(begun: Path) -> None:
+    (row,) = run(begun, arms=("sac",), cpu_minutes=0.02)["rows"]
+    assert (row["arm"], row["episodes"], row["labels"]) == ("sac", 2, None)
+    assert row["success"] in (0.0, 0.5, 1.0)
+    assert row["env_steps"] > 0
+    assert row["cpu_minutes"] >= 0.02
