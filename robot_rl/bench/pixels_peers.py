@@ -185,10 +185,10 @@ class Peer:
         episodes = self.trial.config.evaluate.episodes
         policy = self.folder / "policy"
         asked = (f"policy={policy}", f"seed={self.trial.seed}", f"episodes={episodes}", "lease_wait_s=1e6")
-        said = self._output(command_line("evaluate", *asked, "--json")[1:], "evaluate.log")[0]
+        printed = self._output(command_line("evaluate", *asked, "--json")[1:], "evaluate.log")[0]
         labels = self.trial.training().finished()[1]["demo_env_steps"]
         return {
-            **json.loads(said.strip().splitlines()[-1]),
+            **json.loads(printed.strip().splitlines()[-1]),
             "minutes": round(minutes, 3),
             "cpu_minutes": round(cpu - (started - few * pace), 3),
             "labels": labels,
@@ -287,7 +287,8 @@ def _weights(policy: Path) -> int:
     folder = lerobot_folder(policy)
     assert folder is not None, policy
     with safe_open(folder / "model.safetensors", framework="numpy") as tensors:
-        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        names = tensors.keys()
+        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
 
 
 def _rows(
