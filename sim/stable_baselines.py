@@ -5,12 +5,15 @@
     env = VecMonitor(StableBaselinesEnv(SimVectorEnv(EnvConfig(task="reach", reward="dense"), 64)))
     PPO("MultiInputPolicy", env).learn(100_000)
 
+Observations are named as torch names modules: `left_rgb` in the place of `left.rgb`.
+
 Stable-Baselines3 is not a dependency of robot_rl: `pip install stable-baselines3`.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices
@@ -20,6 +23,7 @@ from robot_rl.hal.vector import Obs
 from robot_rl.sim.vector import SimVectorEnv
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 
 class StableBaselinesEnv(VecEnv):
@@ -38,7 +42,9 @@ class StableBaselinesEnv(VecEnv):
         if not env.autoreset:
             raise ConfigError("StableBaselinesEnv: got autoreset 'disabled', allowed: 'same_step'")
         self.env = env
-        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        observed: Any = env.single_observation_space
+        space = gymnasium.spaces.Dict(spelled(observed.spaces))
+        super().__init__(env.num_envs, space, env.single_action_space)
 
     def reset(self) -> Obs:
         """Begins an episode in every env; the seeds of `seed` count once."""
@@ -46,7 +52,7 @@ class StableBaselinesEnv(VecEnv):
         obs, _ = self.env.reset(seed=seeds)
         self._reset_seeds()
         self._reset_options()
-        return obs
+        return spelled(obs)
 
     def step_async(self, actions: Array) -> None:
         self._actions = actions
@@ -57,11 +63,11 @@ class StableBaselinesEnv(VecEnv):
         row_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for row in np.flatnonzero(done).tolist():
             row_infos[row] = {
-                "terminal_observation": _row(infos["final_obs"], row),
+                "terminal_observation": spelled(_row(infos["final_obs"], row)),
                 "TimeLimit.truncated": bool(truncated[row]),
                 "is_success": bool(infos["success"][row]),
             }
-        return obs, reward.astype(np.float32), done, row_infos
+        return spelled(obs), reward.astype(np.float32), done, row_infos
 
     def close(self) -> None:
         self.env.close()
@@ -101,6 +107,11 @@ class StableBaselinesEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         """Returns False for each: nothing is wrapped one by one."""
         return [False for _ in self._get_indices(indices)]
+
+
+def spelled(named: Mapping[str, T]) -> dict[str, T]:
+    """Returns observations, or their spaces, by the names that they have in Stable-Baselines3."""
+    return {name.replace(".", "_"): value for name, value in named.items()}
 
 
 def _row(obs: Obs, row: int) -> Obs:

@@ -349,9 +349,10 @@ APART = (
     "robot_rl/bench/sim.py",
     "robot_rl/bench/render.py",
     "robot_rl/bench/her_peer.py",
+    "robot_rl/bench/pixels_peer.py",
     "robot_rl/testing/devices.py",
 )
-"""What measures an env layer by layer, Stable-Baselines3's own loop, and the fake robot."""
+"""What measures an env layer by layer, Stable-Baselines3's own loops, and the fake robot."""
 
 
 def makes_env(node: ast.AST) -> str:

@@ -31,6 +31,7 @@ BENCHES: dict[str, str] = {
     "chunking": "success and jerk with a planning delay: naive, temporal ensemble, real-time chunking",
     "improve": "all methods that improve a frozen base: success over control steps and minutes",
     "pixels": "policies that see, by task: cloning, DAgger, and the expert that reads the state",
+    "pixels_peers": "policies that see, compared with LeRobot's ACT and Diffusion and SAC with a CNN",
     "cameras": "which cameras say where the things of a task are: errors in mm of a learned encoder",
     "trivial": "success without learning: random actions, no motion, the scripted experts",
     "taco": "success of the best of N chunks by a pseudo-count (TACO), compared with the policy alone",
@@ -47,7 +48,7 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv) and (named := [word for word in argv if word in BENCHES]):
         print(_help_of(named[0]), end="")
         return 0
-    listed = "\n".join(f"{name:<10}{text}" for name, text in BENCHES.items())
+    listed = "\n".join(f"{name:<13}{text}" for name, text in BENCHES.items())
     about = f"`robot-rl bench <name> --help` lists the settings of a benchmark.\n\n{listed}"
     parser = parser_of("bench", SUMMARY, about)
     parser.add_argument("name", help="one of the list below")

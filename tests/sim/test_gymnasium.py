@@ -6,6 +6,7 @@ import sys
 import warnings
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -184,6 +185,29 @@ def test_stable_baselines_sees_what_the_vector_env_says() -> None:
         env.env_method("expert")
     with pytest.raises(ConfigError, match="got autoreset 'disabled', allowed: 'same_step'"):
         StableBaselinesEnv(SimVectorEnv(config, 3, autoreset="disabled"))
+
+
+@pytest.mark.slow
+def test_stable_baselines_sees_pictures() -> None:
+    from stable_baselines3 import SAC
+
+    from robot_rl.sim.stable_baselines import StableBaselinesEnv
+
+    config = EnvConfig(task="reach", reward="dense", horizon_s=0.1, cameras=("wrist",), image_size=(36, 36))
+    env, ours = StableBaselinesEnv(SimVectorEnv(config, 2)), SimVectorEnv(config, 2, autoreset="disabled")
+    space: Any = env.observation_space
+    assert set(space.spaces) == {"state", "wrist_rgb"}  # torch allows no dot in a name
+    env.seed(4)
+    np.testing.assert_array_equal(env.reset()["wrist_rgb"], ours.reset(seed=4)[0]["wrist.rgb"])
+    action = np.zeros((2, len(ours.action_names)), np.float32)
+    env.step(action)
+    ours.step(action)
+    _, _, done, told = env.step(action)
+    last = ours.step(action)[0]
+    assert done.all()
+    np.testing.assert_array_equal(told[1]["terminal_observation"]["wrist_rgb"], last["wrist.rgb"][1])
+    model = SAC("MultiInputPolicy", env, learning_starts=4, batch_size=4, buffer_size=40, device="cpu")
+    assert model.learn(12)._n_updates > 0
 
 
 @pytest.mark.slow
