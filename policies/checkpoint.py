@@ -39,6 +39,8 @@ from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
 FORMAT = 1
 """Raised when a checkpoint of the old form can no longer be read."""
 
+_SEVERAL = {"robot": "robots", "task": "tasks"}
+"""What a policy may serve several of, and where all of them are."""
 _IDENTITY = ("task", "robot", "control_hz", "state_names", "action_names")
 
 
@@ -56,7 +58,10 @@ class PolicyMeta:
     n_exec: int
     """Actions executed per chunk; a setting of the evaluation, not compared."""
     robots: tuple[str, ...] = ()
-    """All robots that it was trained on, where they were several: it serves each. `robot` is the first."""
+    """All robots that it was trained on, of several sources: it serves each. `robot` is the first."""
+    tasks: tuple[str, ...] = ()
+    """All tasks that it was trained on, where they were several; its instruction says which. `task` is the
+    first."""
 
     def serves(self, robot: str) -> bool:
         """Whether it was made for this robot."""
@@ -80,7 +85,9 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
         "format": FORMAT,
         "crc32": zlib.crc32(weights),
         "policy": full_spec(policy),
-        "meta": {name: value for name, value in asdict(meta).items() if name != "robots" or value},
+        "meta": {
+            name: value for name, value in asdict(meta).items() if value or name not in _SEVERAL.values()
+        },
         "versions": _versions(),
     }
     temporary = folder.with_name(f".writing-{folder.name}")
@@ -159,8 +166,8 @@ def check_meta(at: Path | str, meta: PolicyMeta, expect: PolicyMeta) -> None:
     """
     for name in _IDENTITY:
         have, want = getattr(meta, name), getattr(expect, name)
-        if name == "robot" and meta.robots:
-            have = want if meta.serves(want) else meta.robots
+        if several := getattr(meta, _SEVERAL.get(name, ""), ()):
+            have = want if want in several else several
         if have != want:
             raise CheckpointError(
                 f"{at}: the policy was trained with {name} = {_shown(have)}, here it is "

@@ -17,6 +17,8 @@ PROCESSES = {
     "token": ("token",),
 }
 """Which processes each kind of policy can use; the first is the default."""
+SMALL_VLA = "small_vla"
+"""The kind whose settings are in `policies.vla.config`, with torch."""
 ENCODERS = ("plain", "keypoints")
 """Networks that encode a camera's picture."""
 
@@ -63,14 +65,14 @@ class PolicyConfig(Choice):
         if kind == GaussianPolicyConfig.kind:
             return GaussianPolicyConfig
         theirs = set(table("policy")) - set(TABLE["policy"])
-        if kind not in theirs:
+        if kind not in (*theirs, SMALL_VLA):
             known = [*cls.kinds(), *sorted(theirs)]
             raise ConfigError(f"{at}: got {kind!r}, allowed: {', '.join(known)}.{nearest(kind, known)}")
         return resolve("policy", kind, at=at).config_class
 
     @classmethod
     def kinds(cls) -> list[str]:
-        return [*PROCESSES, GaussianPolicyConfig.kind]
+        return [*PROCESSES, GaussianPolicyConfig.kind, SMALL_VLA]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -226,7 +226,10 @@ class KeypointEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Maps images (B, h, w, 3) in [0, 1] to (B, 3 keypoints): x and y in [-1, 1], and strength."""
-        rgb = torch.add(image.new_tensor(-1.0), image, alpha=2.0).permute(0, 3, 1, 2)
+        return self.of_pixels(torch.add(image.new_tensor(-1.0), image, alpha=2.0).permute(0, 3, 1, 2))
+
+    def of_pixels(self, rgb: Tensor) -> Tensor:
+        """Maps pixels (B, 3, h, w) in [-1, 1] to what `forward` returns."""
         with torch.autocast(rgb.device.type, torch.bfloat16, enabled=rounds_to_bfloat16(rgb.device)):
             maps = self.convolutions(rgb)
         height, width = maps.shape[2:]

@@ -13,6 +13,8 @@ from robot_rl.core.registry import resolve, table
 
 Looks = Literal["fixed", "varied", "held_out"]
 """How a scene looks, see `sim/looks.py`."""
+OWN_WORDS = "task"
+"""The `instruction` that is the task's own."""
 MANY_SIMS = 2000
 """Making this many takes half a second or more: 0.3 ms each were measured on an idle core."""
 MOST_DELAY_S = 1.0
@@ -70,6 +72,11 @@ class EnvConfig:
     rate. A picture at each control step if empty."""
     camera_delay_s: tuple[float, ...] = ()
     """How long after it is taken a picture is shown, likewise; the first of an episode is shown at once."""
+    instruction: str = ""
+    """Add `instruction`: this text in bytes, or with `task` the task in its own words. Empty: not shown."""
+    common_actions: bool = False
+    """Actions move the tool, turn it about z and work the gripper, where there is one, in every task: one
+    policy can then do tasks that differ in what they need of these."""
     randomize: bool = False
     """Apply the task's randomisation terms at every reset."""
     looks: Looks = "fixed"

@@ -111,21 +111,28 @@ class Task:
         raise NotImplementedError
 
 
-def control_of(task: Task, robot: Robot, *, at: str = "env.") -> Control:
+def control_of(task: Task, robot: Robot, *, common: bool = False, at: str = "env.") -> Control:
     """Returns how the task's actions move this robot.
+
+    Args:
+        task: what is done.
+        robot: what does it.
+        common: the actions that all tasks share; see `EnvConfig.common_actions`.
+        at: begins the message.
 
     Raises:
         ConfigError: the task needs a gripper, and the robot has none.
     """
+    control = replace(task.control, rotation="yaw", gripper="action") if common else task.control
     if robot.gripper_actuator:
-        return task.control
+        return control
     if task.needs_gripper:
         able = [name for name in table("task") if not resolve("task", name).needs_gripper]
         raise ConfigError(
             f"{at}robot: {robot.name} has no gripper, and {task.name} needs one. "
             f"Tasks that need none: {', '.join(able)}. Or name the gripper in the robot file."
         )
-    return replace(task.control, gripper="shut")
+    return replace(control, gripper="shut")
 
 
 def build_scene(task: Task, robot: Robot) -> mujoco.MjSpec:

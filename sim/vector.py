@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.arrays import Array, Kind, copied, to_numpy
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
 from robot_rl.core.machine import usable_cores
 from robot_rl.core.names import ENVIRONMENT, PRIVILEGED, chosen
 from robot_rl.core.registry import resolve
@@ -26,7 +27,7 @@ from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
 from robot_rl.sim.backends.model_index import cells
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera
-from robot_rl.sim.config import EnvConfig, check_num_envs, check_reward
+from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.looks import scene_and_looks
@@ -53,6 +54,8 @@ def observation_spaces(
         spaces[PRIVILEGED] = box(-np.inf, np.inf, (num_privileged,), np.float32)
     if num_apart:
         spaces[ENVIRONMENT] = box(-np.inf, np.inf, (num_apart,), np.float32)
+    if config.instruction:
+        spaces[INSTRUCTION] = box(0, 255, (MAX_BYTES,), np.uint8)
     for camera in config.cameras:
         spaces[f"{camera}.rgb"] = box(0, 255, (*size, 3), np.uint8)
         if config.depth:
@@ -89,7 +92,7 @@ class SimVectorEnv(VectorEnv):
         )
         self.xp, self.device = self.backend.xp, self.backend.device
         self.index, self.view = self.backend.index, self.backend.view
-        control = control_of(self._task, self._robot)
+        control = control_of(self._task, self._robot, common=config.common_actions)
         self.controller = Controller(control, self._robot, self.backend)
         self._describe(autoreset)
         self._bind()
@@ -104,7 +107,9 @@ class SimVectorEnv(VectorEnv):
 
     def _describe(self, autoreset: str) -> None:
         task, robot = self._task, self._robot
-        self.task, self.robot, self.instruction = task.name, robot.name, task.instruction
+        self.task, self.robot, shown_text = task.name, robot.name, self.config.instruction
+        self.instruction = task.instruction if shown_text in ("", OWN_WORDS) else shown_text
+        self._text = encode_text([self.instruction] * self.num_envs)
         self.control_hz, self.caps = task.control.hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
         self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
@@ -346,6 +351,8 @@ class SimVectorEnv(VectorEnv):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
         if len(self._environment_index):
             obs[ENVIRONMENT] = self._asarray(values[:, self._environment_index], self.xp.float32)
+        if self.config.instruction:
+            obs[INSTRUCTION] = self._asarray(self._text[: len(values)].copy())
         shown = self._pictures.show(self._all_rows if ids is None else ids)
         return obs | {key: self._asarray(pictures) for key, pictures in shown.items()}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 from robot_rl.core.errors import ConfigError, nearest, require, require_fields
 from robot_rl.core.language import encode_text
-from robot_rl.policies.config import ProcessConfig
+from robot_rl.policies.config import PolicyConfig, ProcessConfig
 from robot_rl.policies.processes import Process, flow_process
 from robot_rl.policies.spec import as_tuple
 from robot_rl.policies.vla.encoders import SMALLEST
@@ -21,9 +21,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallVLAConfig:
+class SmallVLAConfig(PolicyConfig):
     """Sizes of the small VLA, how it acts, and what keeps it from overfitting few episodes."""
 
+    kind: ClassVar[str] = "small_vla"
     horizon: int = 16
     """H, the number of control steps that a chunk covers."""
     cameras: tuple[str, ...] = ()
@@ -38,8 +39,13 @@ class SmallVLAConfig:
     """Attention heads; divides `width`."""
     context_depth: int = 2
     """Layers over the context tokens."""
+    image_encoder: Literal["grid", "keypoints"] = "grid"
+    """`grid`: a picture is a grid of tokens. `keypoints`: it is one token, of where coloured things are."""
     channels: int = 32
-    """Channels of the first convolution."""
+    """Channels of the first convolution of `grid`."""
+    guess_weight: float = 0.0
+    """Weight of the loss that holds a guess of the privileged state, from keypoints, to the truth; needs
+    env.privileged=true while it learns, not when it acts. 0: no guess."""
     text_depth: int = 1
     """Layers over the bytes of the instruction."""
     text_tokens: int = 4
@@ -48,6 +54,8 @@ class SmallVLAConfig:
     """The instruction where the observation has none."""
     steps: int = 5
     """K, the number of denoising steps when acting."""
+    decodes: Literal["flow", "regression"] = "flow"
+    """What acts: the flow, from noise in `steps`, or the regression, in one. Exploring is of the flow."""
     process: str = "flow_ode"
     """`flow_ode`, or `flow_sde` for learners that score the chain."""
     eta: float = 0.5
@@ -91,7 +99,12 @@ class SmallVLAConfig:
         require_fields(self, at, "1 or more", "channels", "draws")
         require_fields(self, at, "0 or more", "context_depth", "text_depth", "random_shift_px")
         require_fields(self, at, "0 or more", "regression", "balance", "colour_jitter", "state_noise")
-        require_fields(self, at, "0 or more", "linear")
+        require_fields(self, at, "0 or more", "linear", "guess_weight")
+        sees = self.image_encoder == "keypoints" and len(self.cameras) > 0
+        guessed = self.guess_weight
+        require(sees or guessed == 0, at + "guess_weight", guessed, "0 without keypoints of a camera")
+        learned = self.decodes == "flow" or self.regression > 0
+        require(learned, at + "regression", self.regression, "above 0 with decodes=regression")
         require_fields(self, at, "0 to below 1", "dropout", "state_dropout")
         require_fields(self, at, "above 0", "agreement_ratio")
         require_fields(self, at, "flow_ode, flow_sde", "process")
@@ -111,7 +124,8 @@ class SmallVLAConfig:
             f"rising, the last equal to the horizon {self.horizon}",
         )
         first, last = self.agreement_first, self.horizon
-        require(1 <= first <= last, "small_vla agreement_first", first, f"1 to the horizon {last}")
+        is_fine = 1 <= first <= last or (first == 2 and not self.horizons)  # 2: the default
+        require(is_fine, "small_vla agreement_first", first, f"1 to the horizon {last}")
         scored, allowed = self.scored, f"1 to the horizon {last}, or null for all"
         require(scored is None or 1 <= scored <= last, "small_vla scored", scored, allowed)
         encode_text([self.instruction])

@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.errors import ConfigError, DatasetError, nearest
+from robot_rl.core.errors import ConfigError, DatasetError, nearest, require
 from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.core.renamed import use_present_names
+from robot_rl.data.demos import ChunkSampler, Episodes
 from robot_rl.data.facts import DatasetFacts
+from robot_rl.data.lerobot.stats import of_columns
+from robot_rl.data.normalize import STD_FLOOR
 from robot_rl.policies.chain import Net, denoise, initial_noise, score, scored_grid
 from robot_rl.policies.chunk import ProcessConfig
 from robot_rl.policies.encoded import valid_mean
@@ -49,6 +54,7 @@ from robot_rl.policies.vla.expert import (
     balance_loss,
     disagreement,
 )
+from robot_rl.policies.vla.keypoints import KeypointContext
 from robot_rl.policies.vla.scale import ChunkScale, relative_indices
 
 TIME_DIM = 32
@@ -58,7 +64,8 @@ TIME_DIM = 32
 class SmallVLA(Unrefined, nn.Module):
     """Flow matching over chunks of actions, given pictures, an instruction and the state."""
 
-    kind: ClassVar[str] = "small_vla"
+    kind: ClassVar[str] = SmallVLAConfig.kind
+    config_class: ClassVar[type[Any]] = SmallVLAConfig
     earlier_names: ClassVar[dict[str, str]] = {"eyes": "image_encoders", "ears": "text_encoder"}
     """See `use_present_names`."""
 
@@ -69,6 +76,7 @@ class SmallVLA(Unrefined, nn.Module):
         state_dim: int,
         action_dim: int,
         relative_to: Iterable[int] | None = None,
+        privileged_dim: int = 0,
         generator: Generator | None = None,
     ) -> None:
         """Builds the networks; their units are the identity until fitted or loaded.
@@ -78,6 +86,7 @@ class SmallVLA(Unrefined, nn.Module):
             state_dim: S.
             action_dim: A.
             relative_to: see `ChunkScale`; None: every action is absolute.
+            privileged_dim: elements of the privileged state that it guesses; 0: no guess.
             generator: draws the first weights (None: torch's own).
         """
         super().__init__()
@@ -89,12 +98,25 @@ class SmallVLA(Unrefined, nn.Module):
             state_dim, action_dim, config.horizon, relative_to=indices, linear=config.linear
         )
         width = config.width
+        is_grid = config.image_encoder == "grid"
         self.image_encoders = nn.ModuleDict(
             {
                 _module_name(camera): PictureEncoder(*config.picture, channels=config.channels, outputs=width)
-                for camera in config.cameras
+                for camera in (config.cameras if is_grid else ())
             }
         )
+        self.privileged_dim = privileged_dim
+        self.keypoints = None
+        if not is_grid:
+            self.keypoints = KeypointContext(
+                len(config.cameras),
+                state_dim,
+                width=width,
+                text_tokens=config.text_tokens,
+                privileged_dim=privileged_dim,
+            )
+            self.privileged_mean = nn.Buffer(torch.zeros(privileged_dim))
+            self.privileged_std = nn.Buffer(torch.ones(privileged_dim))
         self.text_encoder = InstructionEncoder(
             width=width,
             depth=config.text_depth,
@@ -136,6 +158,8 @@ class SmallVLA(Unrefined, nn.Module):
             DatasetError: cameras of different sizes, or statistics missing.
         """
         config = read_options(options, _known(facts))
+        allowed = "0: datasets do not show the privileged state; `robot-rl train` clones with it"
+        require(config.guess_weight == 0, "small_vla guess_weight", config.guess_weight, allowed)
         for camera in config.cameras:
             _check_camera(facts, camera, config.picture)
         names = (facts.meta.state_names, facts.meta.action_names)
@@ -147,6 +171,41 @@ class SmallVLA(Unrefined, nn.Module):
             generator=generator,
         )
         policy.normaliser.fit(facts.stats)
+        return policy
+
+    @classmethod
+    def of_episodes(
+        cls, config: SmallVLAConfig, episodes: Episodes, *, generator: Generator | None = None
+    ) -> Self:
+        """Builds the policy for episodes in memory, with their units.
+
+        Args:
+            config: sizes and options.
+            episodes: what it will learn from, perhaps of several tasks.
+            generator: draws the first weights.
+        """
+        columns = {"state": episodes.obs["state"], "action": episodes.action}
+        if config.guess_weight:
+            columns[PRIVILEGED] = episodes.obs[PRIVILEGED]
+        stats, meta = of_columns(columns), episodes.meta
+        policy = cls(
+            config if config.instruction else replace(config, instruction=meta.instruction),
+            state_dim=len(meta.state_names),
+            action_dim=len(meta.action_names),
+            relative_to=relative_indices(meta.state_names, meta.action_names)
+            if config.relative_actions
+            else None,
+            privileged_dim=columns[PRIVILEGED].shape[1] if config.guess_weight else 0,
+            generator=generator,
+        )
+        policy.normaliser.fit(stats)
+        if policy.normaliser.needs_chunks:
+            shown = replace(episodes, obs={"state": columns["state"]})
+            windows = ChunkSampler(shown, config.horizon)
+            policy.measure([windows.at(np.arange(len(windows)))])
+        if config.guess_weight:
+            policy.privileged_mean.copy_(torch.as_tensor(stats[PRIVILEGED]["mean"]))
+            policy.privileged_std.copy_(torch.as_tensor(stats[PRIVILEGED]["std"]).clamp_min(STD_FLOOR))
         return policy
 
     def measure(self, batches: Iterable[DemoBatch]) -> None:
@@ -193,6 +252,8 @@ class SmallVLA(Unrefined, nn.Module):
             ValueError: an unknown mode, or `z` of another shape.
         """
         check_mode(mode)
+        if mode == "ode" and self.config.decodes == "regression":
+            mode, z = "mean", None
         with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
             process, grid = (self.process, self.grid) if mode != "mean" else (FlowODE(), FlowODE().grid(1))
             net = _Net(self, encoded, grid)
@@ -239,6 +300,8 @@ class SmallVLA(Unrefined, nn.Module):
             regressed = Velocities(*(part[:, config.draws :] for part in predicted))
             error = self._loss(regressed, -actions[:, None], batch.valid, Tensor.abs)
             loss = loss + config.regression * error
+        if config.guess_weight > 0:
+            loss = loss + config.guess_weight * self._guess_error(encoded["guess"], batch.obs)
         return loss
 
     def velocity(self, encoded: Encoded) -> Net:
@@ -260,13 +323,16 @@ class SmallVLA(Unrefined, nn.Module):
     def spec(self) -> dict[str, Any]:
         sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
         relative_to = list(self.normaliser.relative_to)
-        return {**sizes, "relative_to": relative_to, "config": asdict(self.config)}
+        guessed = {"privileged_dim": self.privileged_dim} if self.privileged_dim else {}
+        return {**sizes, **guessed, "relative_to": relative_to, "config": asdict(self.config)}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
         config = read_config(SmallVLAConfig, spec["config"], at=at)
         state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
-        return cls(config, state_dim=state_dim, action_dim=action_dim, relative_to=spec["relative_to"])
+        guessed = read_size(spec, "privileged_dim", at=at) if "privileged_dim" in spec else 0
+        how: dict[str, Any] = {"relative_to": spec["relative_to"], "privileged_dim": guessed}
+        return cls(config, state_dim=state_dim, action_dim=action_dim, **how)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -278,24 +344,29 @@ class SmallVLA(Unrefined, nn.Module):
         self, obs: Mapping[str, Tensor], generator: Generator | None = None, *, augment: bool = False
     ) -> Encoded:
         """Encodes an observation; `augment` perturbs and drops parts of it, for training."""
-        config = self.config
-        state = self.state_in(self._state(obs, generator, augment=augment))
-        tokens = [state[:, None], self.text_encoder(self._instructions(obs, len(state)))]
+        config, more = self.config, dict[str, Tensor]()
+        scaled = self._state(obs, generator, augment=augment)
+        state = condition = self.state_in(scaled)
+        texts = self.text_encoder(self._instructions(obs, len(state)))
+        tokens, pictures = [state[:, None], texts], list[Tensor]()
         for camera in config.cameras:
-            pictures = self._pictures(obs, camera)
-            if augment and config.random_shift_px > 0:
-                pictures = random_shift(pictures, pad_px=config.random_shift_px, generator=generator)
-            pixels = to_pixels(pictures)
-            if augment and config.colour_jitter > 0:
-                pixels = jitter_colour(pixels, config.colour_jitter, generator)
+            pixels = self._pixels(obs, camera, generator, augment)
+            if self.keypoints is not None:
+                pictures.append(pixels)
+                continue
             seen = self.image_encoders[_module_name(camera)](pixels)
             tokens.append(dropped(seen, config.dropout, generator) if augment else seen)
+        if self.keypoints is not None:
+            seen, meaning, guess = self.keypoints(scaled, texts, pictures)
+            tokens.append(dropped(seen, config.dropout, generator) if augment else seen)
+            condition = condition + meaning
+            more |= {} if guess is None else {"guess": guess}
         h = torch.cat(tokens, dim=1)
         for block in self.blocks:
             h = block(h)
         h = self.norm(h)
         pooled = torch.cat([h[:, 0], h[:, 1:].mean(dim=1)], dim=-1)
-        encoded = {"features": pooled, "condition": state, "state": obs["state"]}
+        encoded = {"features": pooled, "condition": condition, "state": obs["state"], **more}
         for i, (keys, values) in enumerate(self.expert.cache(h)):
             encoded |= {f"keys.{i}": keys, f"values.{i}": values}
         return Encoded(encoded)
@@ -317,6 +388,30 @@ class SmallVLA(Unrefined, nn.Module):
         if augment and self.config.state_dropout > 0:
             state = state * (_uniform((len(state), 1), state, generator) >= self.config.state_dropout)
         return state
+
+    def _pixels(
+        self, obs: Mapping[str, Tensor], camera: str, generator: Generator | None, augment: bool
+    ) -> Tensor:
+        """Returns a camera's pixels (B, 3, h, w) in [-1, 1], perturbed for training."""
+        pictures = self._pictures(obs, camera)
+        if augment and self.config.random_shift_px > 0:
+            pictures = random_shift(pictures, pad_px=self.config.random_shift_px, generator=generator)
+        pixels = to_pixels(pictures)
+        if augment and self.config.colour_jitter > 0:
+            pixels = jitter_colour(pixels, self.config.colour_jitter, generator)
+        return pixels
+
+    def _guess_error(self, guess: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
+        """Returns the mean absolute error of the guess, in standard deviations; NaN is of another task."""
+        if PRIVILEGED not in obs:
+            raise DatasetError(
+                f"observation: no {PRIVILEGED!r}, which the guess is held to.{nearest(PRIVILEGED, obs)} "
+                "Show it, env.privileged=true, or guess nothing: guess_weight=0."
+            )
+        truth = obs[PRIVILEGED]
+        known = truth.isfinite()
+        scaled = (truth.nan_to_num() - self.privileged_mean) / self.privileged_std
+        return ((guess - scaled).abs() * known).sum() / known.sum().clamp_min(1)
 
     def _pictures(self, obs: Mapping[str, Tensor], camera: str) -> Tensor:
         key = f"{camera}.rgb"

@@ -25,7 +25,7 @@ SUMMARY = "measure the success of a policy on held-out seeds"
 
 _HELP = """\
 Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episodes=200] [disturb=0.0]
-                         [adversary=false] [looks=fixed|varied|held_out] [--json]
+                         [adversary=false] [looks=fixed|varied|held_out] [instruction=<text>] [--json]
        robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
                          [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...]
                          [dataset=<folder>] [--json]
@@ -42,8 +42,11 @@ the whole chunk. A folder that LeRobot saved (lerobot-train's output_dir) does n
 robot it is: that is read from the dataset of its training, if `robot-rl collect` recorded it. dataset=
 names the dataset where it has been moved.
 
-A run of several robots is evaluated on each of them, or only on the robot that robot= names. For a
-policy of such a run, robot= names the robot that it controls. The default is the first.
+A run of several robots or tasks (sources) is evaluated on each of them, or only on the source that robot=
+names. For a policy of several robots, robot= names the robot that it controls. The default is the first.
+
+instruction= gives the policy of a run other words than those of its task. With the words of another task this
+measures how much the policy listens: it should then fail.
 
 disturb adds a constant push to all actions of an episode, another in each episode. adversary lets the
 adversary push that the policy was trained against (method=qarl).
@@ -59,6 +62,7 @@ Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 episodes=1000 --json
   robot-rl evaluate run=runs/20261121-101500-pick_cube_pixels-seed3 looks=held_out
   robot-rl evaluate run=runs/20261121-101500-two_robots-seed3 robot=gantry
+  robot-rl evaluate run=runs/20261125-101500-four_tasks-seed3 robot=reach instruction="open the drawer"
   robot-rl evaluate policy=runs/20261121-101500-finetune-small_vla-seed0 n_exec=4
 """
 
@@ -74,7 +78,7 @@ class EvaluateCommandConfig:
     which: Literal["final", "base"] = "final"
     """The policy after reinforcement learning, or the cloned one."""
     robot: str | None = None
-    """One robot of a run of several, all if None. For `policy`: the robot that it controls."""
+    """One source of a run of several, all if None. For `policy`: the robot that it controls."""
     episodes: int | None = None
     """Held-out episodes for each robot; as many as in the run's own evaluation if None."""
     disturb: float = 0.0
@@ -87,6 +91,8 @@ class EvaluateCommandConfig:
     """Pictures per second (`env.camera_hz`); as in the run, or one at each control step, if empty."""
     camera_delay_s: tuple[float, ...] = ()
     """How late pictures are (`env.camera_delay_s`); as in the run, or not at all, if empty."""
+    instruction: str | None = None
+    """The instruction that the policy of a run gets; the task's own words if None."""
     seed: int = 0
     """Selects the held-out episodes of a `policy`."""
     n_exec: int | None = None
@@ -115,7 +121,7 @@ class EvaluateCommandConfig:
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
         given_by, others = "run", ("seed", "n_exec", "device", "torch_threads", "dataset")
         if self.run is None:
-            given_by, others = "policy", ("which", "adversary")
+            given_by, others = "policy", ("which", "adversary", "instruction")
         for setting in fields(self):
             got = getattr(self, setting.name)
             is_own = setting.name not in others or got == setting.default
@@ -207,7 +213,7 @@ def config(words: list[str]) -> EvaluateCommandConfig:
 def _of_run(options: EvaluateCommandConfig) -> _Case:
     import torch  # the learner: not for --help
 
-    from robot_rl.train.assemble import evaluator
+    from robot_rl.rollout.envs import simulation
     from robot_rl.train.phases import evaluate_folder
     from robot_rl.train.record import load_config
 
@@ -226,7 +232,10 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
     return _Case(
         who=f"{which} of {folder}",
         episodes=total,
-        devices={name: evaluator(config, name) for name in names},
+        devices={
+            name: simulation(_instructed(config.env_of(name), options), config.evaluate.num_envs)
+            for name in names
+        },
         play=lambda env, **seen: evaluate_folder(folder, which, config, env, **how, **seen),
         recorded=_recorded(folder, which),
         facts={"run": str(folder), "which": which},
@@ -286,6 +295,16 @@ def _asked(options: EvaluateCommandConfig) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
+def _instructed(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
+    """Returns the settings of an env that shows the command's instruction."""
+    if options.instruction is None:
+        return env
+    allowed = "left out for a run whose policy gets no instruction: its env.instruction is empty"
+    require(bool(env.instruction), "instruction", options.instruction, allowed)
+    require(bool(options.instruction), "instruction", "", "a text")
+    return replace(env, instruction=options.instruction)
+
+
 def _outcome(result: Mapping[str, Any]) -> str:
     """Describes the result: success, or the return if the env reports no success."""
     episodes, (low, high) = result["episodes"], result["ci"]
@@ -308,6 +327,8 @@ def _difference(options: EvaluateCommandConfig) -> str:
         return "nothing pushed the robot in training's evaluation"
     if options.camera_hz or options.camera_delay_s:
         return "these were asked for cameras of another rate or delay"
+    if options.instruction is not None:
+        return f"the instruction was {options.instruction!r}"
     return "" if options.looks is None else f"these were asked to look {options.looks}"
 
 

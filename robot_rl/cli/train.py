@@ -61,10 +61,12 @@ Settings (config.yaml of the run folder has all of them, as --cfg job prints the
   seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s  stages
   env.task  env.robot  env.reward  env.horizon_s  env.randomize  env.looks  env.num_threads
   env.kind=gym|process  env.id  env.settings.max_episode_steps=200  env.expert  env.python  env.workers
-  sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps  sources.<name>.share
+  env.instruction=task  env.common_actions
+  sources.<name>.task  sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps
+  sources.<name>.share
   demos.episodes  demos.bias_m  demos.noise_m  demos.disturb  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
-  policy=flow|diffusion|token|gaussian  with policy.horizon  policy.width  policy.depth  policy.steps
+  policy=flow|diffusion|token|gaussian|small_vla  with policy.horizon  policy.width  policy.depth
   bc.updates  bc.batch  bc.algorithm.lr
   demos.mirror  demos.filter.updates  demos.by=human  bc.policy
   finetune.policy  finetune.updates | finetune.minutes  finetune.heldout  finetune.options.<name>
@@ -114,7 +116,7 @@ def result(words: list[str]) -> dict[str, Any]:
     """Trains one run and returns the content of its summary.json."""
     folder, settings = resumed(words), config(words)
     print(
-        f"task {settings.env.name}, recipe {settings.recipe}, seed {settings.seed}: {_plan(settings)}, "
+        f"task {settings.task}, recipe {settings.recipe}, seed {settings.seed}: {_plan(settings)}, "
         f"learner on {settings.device}",
         file=sys.stderr,
     )
@@ -187,7 +189,9 @@ def _envs(settings: RunConfig) -> str:
 
 
 def _of_each(settings: RunConfig) -> str:
-    return " of each robot" if settings.sources else ""
+    if not settings.sources:
+        return ""
+    return " of each task" if "," in settings.task else " of each robot"
 
 
 def _demonstrations(settings: RunConfig) -> str:

@@ -163,7 +163,10 @@ class Episodes:
 
 
 def together(parts: Sequence[Episodes]) -> Episodes:
-    """Returns the episodes of several robots with equal observations and actions, in this order."""
+    """Returns the episodes of several robots or tasks with equal observations and actions, in this order.
+
+    Only the privileged state may differ: where a task has less of it than another, the rest is NaN.
+    """
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -171,12 +174,29 @@ def together(parts: Sequence[Episodes]) -> Episodes:
     made = [part.source for part in parts if part.source is not None]
     columns = ("action", "reward", "terminated", "truncated", "success")
     return Episodes(
-        meta=replace(first.meta, robot=", ".join(part.meta.robot for part in parts)),
-        obs={key: np.concatenate([part.obs[key] for part in parts]) for key in first.obs},
+        meta=replace(first.meta, **{name: _joined(parts, name) for name in ("task", "robot", "instruction")}),
+        obs={key: _stacked([part.obs[key] for part in parts]) for key in first.obs},
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns},
         episode_index=np.concatenate(
             [part.episode_index + at for part, at in zip(parts, begun, strict=False)]
         ),
-        final_obs={key: np.concatenate([part.final_obs[key] for part in parts]) for key in first.final_obs},
+        final_obs={key: _stacked([part.final_obs[key] for part in parts]) for key in first.final_obs},
         source=np.concatenate(made) if len(made) == len(parts) else None,
     )
+
+
+def padded(values: Array, width: int) -> Array:
+    """Returns rows (T, D) as (T, width), with NaN behind what they have; other arrays as they are."""
+    if values.ndim != 2 or values.shape[1] == width:
+        return values
+    lacking = np.full((len(values), width - values.shape[1]), np.nan, values.dtype)
+    return np.concatenate([values, lacking], axis=1)
+
+
+def _stacked(parts: Sequence[Array]) -> Array:
+    width = max(part.shape[1] for part in parts)
+    return np.concatenate([padded(part, width) for part in parts])
+
+
+def _joined(parts: Sequence[Episodes], name: str) -> str:
+    return ", ".join(dict.fromkeys(getattr(part.meta, name) for part in parts))

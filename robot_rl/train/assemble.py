@@ -27,6 +27,7 @@ from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.policies.config import SMALL_VLA
 from robot_rl.policies.given_encoder import load_image_encoders
 from robot_rl.policies.onnx_pictures import SUFFIX, read_encoder_graph
 from robot_rl.rollout.envs import simulation
@@ -43,8 +44,12 @@ Module = Any
 
 def policy_meta(config: RunConfig, env: VectorEnv, *others: VectorEnv) -> PolicyMeta:
     """Returns what the run's policies are made for; `others` are those of its further sources."""
-    robots = tuple(one.robot for one in (env, *others)) if others else ()
-    return PolicyMeta(**vars(episodes_meta(env)), n_exec=config.n_exec, robots=robots)
+    robots, tasks = (
+        tuple(dict.fromkeys(getattr(one, name) for one in (env, *others))) if others else ()
+        for name in ("robot", "task")
+    )
+    meta = vars(episodes_meta(env))
+    return PolicyMeta(**meta, n_exec=config.n_exec, robots=robots, tasks=tasks if len(tasks) > 1 else ())
 
 
 def assemble_cloning(
@@ -70,6 +75,9 @@ def assemble_cloning(
 def cloned_policy(session: Session, episodes: Episodes) -> Module:
     """Returns the policy that is to be cloned, with the image encoders that the run gives it."""
     config, settings, given = session.config, session.config.policy, session.config.bc.encoder
+    if settings.chosen == SMALL_VLA:
+        vla = resolve("policy", SMALL_VLA, at="policy.kind")
+        return vla.of_episodes(settings, episodes, generator=generator(config.seed, "policy"))
     graph = None
     if given is not None and given.endswith(SUFFIX):
         seen: Any = settings

@@ -11,7 +11,7 @@ from robot_rl.config import plain
 from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import ChunkPolicyConfig, PolicyConfig
-from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
+from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.train.finetune.names import is_ours, kind_of
 from robot_rl.train.finetune.settings import FinetuneSettings
 from robot_rl.train.improve.config import (
@@ -32,7 +32,9 @@ from robot_rl.train.stages import check_stages
 
 _UPDATES = {True: "1 or more with that stage", False: "0 without that stage"}
 """Of a stage that is, or is not, in the plan."""
-_WITH_REPLAY = "a method with a replay for sources: residual, latent, chunked, direct, sequence or qarl"
+_WITH_REPLAY = (
+    "a method with a replay for sources: residual, latent, chunked, direct, sequence or qarl; or dagger"
+)
 
 
 def check_device(device: str) -> None:
@@ -216,8 +218,8 @@ class RunConfig:
     act when they are asked, and the run's numbers are those of `inline`."""
     env: EnvConfig = field(default_factory=EnvConfig)
     sources: dict[str, SourceConfig] = field(default_factory=lambda: dict[str, SourceConfig]())
-    """Several robots that do the task of `env` at once, for one policy, by name. If empty, the robot of `env`
-    collects, with `num_envs` and the method's `env_steps`."""
+    """Several robots or tasks at once, for one policy, by name. If empty, the robot of `env` collects, with
+    `num_envs` and the method's `env_steps`."""
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: PolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: CloningSettings = field(default_factory=CloningSettings)
@@ -321,9 +323,7 @@ class RunConfig:
         """What collects, by name: `sources`, or one source without a name."""
         if self.sources:
             return self.sources
-        alone = SourceConfig(
-            robot=self.env.robot or "", env_steps=self.method.env_steps, num_envs=self.num_envs
-        )
+        alone = SourceConfig(robot=self.env.robot, env_steps=self.method.env_steps, num_envs=self.num_envs)
         return {"": alone}
 
     @property
@@ -333,7 +333,15 @@ class RunConfig:
 
     def env_of(self, name: str) -> EnvConfig:
         """Returns the env of one of `acting`."""
-        return replace(self.env, robot=self.sources[name].robot) if name else self.env
+        if not name:
+            return self.env
+        source = self.sources[name]
+        return replace(self.env, robot=source.robot, task=source.task or self.env.task)
+
+    @property
+    def task(self) -> str:
+        """The task, or environment, of the run; all of them where the sources have several."""
+        return ", ".join(dict.fromkeys(self.env_of(name).name for name in self.acting))
 
     def used(self) -> dict[str, Any]:
         """Returns the settings that the run reads, as plain data: what is left out has its default."""
@@ -396,7 +404,8 @@ class RunConfig:
         alone = "one robot alone, for now: leave it out with sources"
         require(not self.has_arm, "sources", list(self.sources), "none with an arm or a person, for now")
         require(self.env.kind == "sim", "env.kind", self.env.kind, "sim with sources, for now")
-        require(isinstance(self.method, OffPolicySettings), "method", self.method.kind, _WITH_REPLAY)
+        takes = isinstance(self.method, OffPolicySettings | DaggerSettings)
+        require(takes, "method", self.method.kind, _WITH_REPLAY)
         require(self.demos.path is None, "demos.path", self.demos.path, alone)
         require(not self.demos.mirror, "demos.mirror", self.demos.mirror, alone)
         if "finetune" in self.plan:
@@ -433,6 +442,7 @@ class RunConfig:
     def _check_cloned(self) -> None:
         """Refuses a base whose chunks are too short, or that cannot explore or learn its guess."""
         self.check_guess(self.policy, "policy.guess_weight")
+        self._check_read()
         horizon = self.policy.horizon
         require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
         kind, own = self.policy.chosen, self.policy
@@ -442,6 +452,21 @@ class RunConfig:
             self.method.explored(own, self.n_exec)
             distils, at = self.method.distil.updates, "method.distil.updates"
             require(distils == 0 or kind in DENOISING, at, distils, f"0 with policy.kind={kind}")
+
+    def _check_read(self) -> None:
+        """Refuses to clone a policy that does not fit the pictures, or several tasks without instructions."""
+        size, read = self.env.image_size, getattr(self.policy, "picture", self.env.image_size)
+        fits = read == size or not getattr(self.policy, "cameras", ())
+        require(fits, "policy.picture", list(read), f"env.image_size, {list(size)}, the size of the pictures")
+        given, allowed = self.bc.encoder, f"none with policy.kind={FINETUNED[0]}, which draws its own"
+        require(given is None or self.policy.chosen not in FINETUNED, "bc.encoder", given, allowed)
+        tasks = {source.task or self.env.task for source in self.acting.values()}
+        has_words = self.policy.chosen in FINETUNED and self.env.instruction == OWN_WORDS
+        allowed = (
+            f"{OWN_WORDS}, and policy.kind={FINETUNED[0]}, with sources of several tasks: only the "
+            "instruction says which one is wanted"
+        )
+        require(has_words or len(tasks) == 1, "env.instruction", self.env.instruction, allowed)
 
     def check_guess(self, policy: Any, at: str) -> None:
         """Refuses to clone a policy that guesses the privileged state where the env does not show it."""
@@ -472,11 +497,10 @@ class RunConfig:
             require(not self.has_arm, "method.algorithm.privileged", True, allowed)
 
     def _check_labelled(self) -> None:
-        """Refuses what DAgger cannot label: an arm, other simulators, several sources, chunks."""
+        """Refuses what DAgger cannot label: an arm, other simulators, chunks."""
         require(not self.has_arm, "method", "dagger", "methods with a replay, for an arm or a person")
         allowed = "a task of ours, or env.expert=module:function, with method=dagger: it asks the expert"
         require(self.env.has_expert, "env.kind", self.env.kind, allowed)
-        require(not self.sources, "sources", list(self.sources), "none with method=dagger")
         require(self.n_exec == 1, "n_exec", self.n_exec, "1 with method=dagger, which labels single actions")
 
     def _check_finetuned(self) -> None:

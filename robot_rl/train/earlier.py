@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from robot_rl.core.errors import ConfigError, DatasetError
@@ -110,12 +110,18 @@ def _words(feature: Feature | None) -> str:
     return "missing" if feature is None else f"{feature.dtype} {feature.shape}"
 
 
-def check_spaces(metas: Mapping[str, EpisodesMeta], features: Mapping[str, Mapping[str, Feature]]) -> None:
+def check_spaces(
+    metas: Mapping[str, EpisodesMeta],
+    features: Mapping[str, Mapping[str, Feature]],
+    *,
+    but: Collection[str] = (),
+) -> None:
     """Refuses sources that one policy and one mixture of replays cannot serve.
 
     Args:
         metas: what the episodes of each source are of.
         features: what each source observes.
+        but: what may differ of that.
 
     Raises:
         ConfigError: says which elements differ, and what to show instead.
@@ -123,8 +129,11 @@ def check_spaces(metas: Mapping[str, EpisodesMeta], features: Mapping[str, Mappi
     first, *others = metas
     for other in others:
         problem = misfit(metas[other], metas[first])
-        if problem is None and features[other] != features[first]:
-            problem = f"it observes {dict(features[other])}, not {dict(features[first])}"
+        mine, theirs = (
+            {key: value for key, value in features[name].items() if key not in but} for name in (first, other)
+        )
+        if problem is None and theirs != mine:
+            problem = f"it observes {theirs}, not {mine}"
         if problem is not None:
             raise ConfigError(
                 f"sources: one policy cannot serve {first} and {other}. {other} with {first}: {problem}. "

@@ -22,6 +22,7 @@ import torch
 from robot_rl.config import dump, load, options, plain, shell, words
 from robot_rl.core.errors import CheckpointError, RenderError, require
 from robot_rl.core.files import replace_file, with_checksum_line, write_json
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.episode import Feature, observed
@@ -54,7 +55,7 @@ from robot_rl.train.earlier import check_earlier, check_spaces
 from robot_rl.train.finetune.names import saved_folder
 from robot_rl.train.finetune.stage import check_finetuned, finetuning_phases
 from robot_rl.train.improve.acting import open_sim
-from robot_rl.train.improve.config import ChainSettings, OffPolicySettings
+from robot_rl.train.improve.config import ChainSettings, DaggerSettings, OffPolicySettings
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.pictures import Photographer
@@ -125,7 +126,7 @@ class Summary:
     rows: int
     """Of metrics.jsonl: one that was cut between two of them has fewer."""
     sources: dict[str, dict[str, Any]]
-    """Of several sources, by name: `robot`, `env_steps`, and `base` and `final` as in the files of the
+    """Of several sources, by name: `task`, `robot`, `env_steps`, `base` and `final` as in the files of the
     evaluations. What stands above is of all of them together. Empty with one source."""
 
     def to_json(self) -> dict[str, Any]:
@@ -169,7 +170,9 @@ def _look_at_envs(config: RunConfig) -> None:
                 given_base(config, env)
             if is_finetuned:
                 check_finetuned(config, env)
-    check_spaces(metas, features)
+    # What a scene hides differs from task to task; cloning pads what it lacks.
+    hidden = (PRIVILEGED,) if isinstance(config.method, DaggerSettings) else ()
+    check_spaces(metas, features, but=hidden)
 
 
 def resume(folder: Path | str) -> Summary:
@@ -406,7 +409,7 @@ def _conclude(session: Session) -> Summary:
     seen: dict[str, Any] = results.get("demos") or results.get(LOOK, {})
     tuned = results.get("finetune")
     summary = Summary(
-        task=config.env.name,
+        task=config.task,
         recipe=config.recipe,
         seed=config.seed,
         base_success=base.get("success"),
@@ -436,6 +439,7 @@ def _conclude(session: Session) -> Summary:
         rows=session.metrics.num_rows,
         sources={
             name: {
+                "task": source.task or config.env.task,
                 "robot": source.robot,
                 "env_steps": session.counters.of_source(number),
                 **{which: found["sources"][name] for which, found in moments.items()},

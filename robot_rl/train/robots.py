@@ -1,4 +1,4 @@
-"""Several robots in one run: each is a source with its own envs, a budget and a share of the batches.
+"""Several robots or tasks in one run: each is a source with its own envs, a budget and a share of batches.
 
 One policy serves all of them, so they have to observe the same elements and to take the same actions. Without
 torch, MuJoCo and numpy, so that mistakes are refused at once.
@@ -19,10 +19,13 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """A robot that does the run's task."""
+    """A robot that does a task."""
 
-    robot: str
-    """A name of `robot-rl doctor --list robot`, or the path of a robot file."""
+    task: str | None = None
+    """A name of `robot-rl doctor --list task`; that of `env` if None. The policy reads which one with
+    `env.instruction=task`."""
+    robot: str | None = None
+    """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
     env_steps: int
     """Its budget: control steps over all its envs. It collects no more then, the others go on."""
     num_envs: int = 16
@@ -37,20 +40,21 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
     Raises:
         ConfigError: the message says which.
     """
-    robots: dict[str, str] = {}
+    pairs: dict[tuple[str, str | None], str] = {}
     for name, source in sources.items():
         at = f"sources.{name}"
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{at}: got the name {name!r}, allowed: small letters, digits, _ and -")
-        check_names(task, source.robot, at=f"{at}.")
+        doing = source.task or task
+        check_names(doing, source.robot, at=f"{at}.")
         require(source.env_steps >= 1, f"{at}.env_steps", source.env_steps, "1 or more")
         require(source.num_envs >= 1, f"{at}.num_envs", source.num_envs, "1 or more")
         check_num_envs(source.num_envs, at=f"{at}.num_envs")
-        other = robots.setdefault(source.robot, name)
+        other = pairs.setdefault((doing, source.robot), name)
         if other != name:
             raise ConfigError(
-                f"{at}.robot: got {source.robot!r}, which sources.{other} has, allowed: a robot once. "
-                f"Raise sources.{other}.num_envs and env_steps instead."
+                f"{at}.robot: got {source.robot!r}, which sources.{other} has, allowed: a robot once with a "
+                f"task. Raise sources.{other}.num_envs and env_steps instead."
             )
     given = {name: source.share for name, source in sources.items() if source.share is not None}
     if given and (

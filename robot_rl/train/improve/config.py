@@ -115,6 +115,7 @@ class DaggerSettings(MethodSettings):
     """The policy acts, the task's scripted expert says what it would have done, the policy clones that."""
 
     kind: ClassVar[str] = "dagger"
+    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
     utd: float = 0.2
     """Learner updates per control step."""
     batch: int = 96

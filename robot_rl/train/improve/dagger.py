@@ -21,6 +21,7 @@ from robot_rl.core.policy import DemoBatch
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import ChunkSampler, Episodes
+from robot_rl.data.episodes import padded
 from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.spec import SavedPolicy
@@ -78,7 +79,8 @@ class LabelledSteps:
         count = len(steps.reward)
         where = slice(self._count, self._count + count)
         for key, file in self._opened().items():
-            file[where] = steps.expert_action if key == _LABEL else steps.obs[key]
+            values = steps.expert_action if key == _LABEL else steps.obs[key]
+            file[where] = padded(values, file.shape[1])
         self._count += count
 
     def sample(self) -> DemoBatch:
@@ -140,14 +142,18 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop that clones the expert where the policy goes, and the policy."""
     config, cfg = session.config, settings_of(session.config, DaggerSettings)
     session.counters.updates = 0
+    budgets = [source.env_steps for source in config.acting.values()]
     policy = make_policy(config, start.base).to(config.device).train()
     algorithm = resolve("algorithm", "bc", at="dagger")(
-        policy, cfg.algorithm, train_seed(config.seed, "dagger"), total_updates=round(cfg.utd * cfg.env_steps)
+        policy,
+        cfg.algorithm,
+        train_seed(config.seed, "dagger"),
+        total_updates=round(cfg.utd * config.env_steps),
     )
     labelled = LabelledSteps(
         start.episodes,
         session.folder / "labels",
-        capacity=cfg.env_steps + config.num_envs,
+        capacity=sum(source.env_steps + source.num_envs for source in config.acting.values()),
         horizon=policy.horizon,
         batch=cfg.batch,
         seed=train_seed(config.seed, "dagger batches"),
@@ -158,7 +164,10 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         sources=sources_of(session, start, policy),
         experience=labelled,
         learners=[learner],
-        pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps),
+        pacer=Pacer(
+            finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
+            budgets=budgets,
+        ),
         stage=session.timer.stage,
         counters=session.counters,
     )
