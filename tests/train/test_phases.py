@@ -159,7 +159,7 @@ class Chalk:
     def __init__(self, model: Any, cameras: Any, batch: Any) -> None:
         self.is_closed = False
 
-    def render_batch(self, rows: Array, camera: str, *, depth: bool) -> Array:
+    def render_batch(self, rows: Array, camera: str, *, depth: bool, states: Array | None) -> Array:
         return np.full((1, 32, 32, 3), rows[0], np.uint8)
 
     def close(self) -> None:

@@ -245,11 +245,11 @@ def test_a_flow_that_another_run_cloned_is_fine_tuned(tmp_path: Path) -> None:
         ({"n_exec": 5}, "n_exec: got 5, allowed: 1 to finetune.horizon, which is 4"),
         (
             {"method": {"kind": "direct"}},
-            r"finetune.policy: small_vla: got 'small_vla', allowed: flow, .* Use method=residual, ppo, ",
+            r"finetune.policy: small_vla: got 'small_vla', allowed: flow, .* Use method=residual, dagger, ppo, ",
         ),
         (
             {"method": {"kind": "chunked"}},
-            r"allowed: flow with method=chunked. Use method=residual, ppo, grpo or latent",
+            r"allowed: flow with method=chunked. Use method=residual, dagger, ppo, grpo or latent",
         ),
         ({"bc": {"policy": "runs/a"}}, "bc.policy: got 'runs/a', allowed: none without the stage `clone`"),
         ({"finetune": {"policy": "smolvla"}}, "finetune.policy: got 'smolvla', allowed: small_vla, or the "),
@@ -273,7 +273,7 @@ def test_the_methods_that_are_named_are_those_that_can() -> None:
         for name in TABLE["method"]
         if set(FINETUNED) <= set(MethodSettings.of_kind(name, "method").bases)
     }
-    assert can == {"residual", "latent", "ppo", "grpo"}
+    assert can == {"residual", "latent", "ppo", "grpo", "dagger"}
 
 
 @pytest.mark.parametrize(
