@@ -245,7 +245,7 @@ def test_a_flow_that_another_run_cloned_is_fine_tuned(tmp_path: Path) -> None:
         ({"n_exec": 5}, "n_exec: got 5, allowed: 1 to finetune.horizon, which is 4"),
         (
             {"method": {"kind": "direct"}},
-            r"finetune.policy: small_vla: got 'small_vla', allowed: flow, .* Use method=residual, dagger, ppo, ",
+            r"finetune.policy: small_vla: got 'small_vla', allowed: flow, .* Use method=residual, dagger, ",
         ),
         (
             {"method": {"kind": "chunked"}},
