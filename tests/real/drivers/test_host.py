@@ -259,7 +259,12 @@ def test_the_process_stops_the_arm_and_ends_on_sigterm(folder):
             time.sleep(0.02)
         with connect(folder / DRIVER_SOCKET) as link, connect(folder / SENSORS_SOCKET) as sensors:
             names: set[str] = set()
-            wait_for(lambda: names.update(m.name for m in sensors.receive() if isinstance(m, Frame)) or names)
+
+            def both_came() -> bool:  # each in a message of its own
+                names.update(m.name for m in sensors.receive() if isinstance(m, Frame))
+                return len(names) >= 2
+
+            wait_for(both_came)
             assert names == {"cube", "goal"}
             os.kill(process.pid, signal.SIGTERM)
             log = process.stderr.read()
