@@ -240,8 +240,9 @@ class KeypointEncoder(nn.Module):
         std = variance.clamp_min(1e-12).sqrt() + 1e-3  # a blank picture has no gradient, and not NaN
         top = values.amax(dim=1, keepdim=True)
         weights = ((values - top.detach()) * (self.log_sharpness.exp() / std)).exp()
-        y, x = torch.meshgrid(*(torch.linspace(-1.0, 1.0, n) for n in (height, width)), indexing="ij")
-        sums = torch.stack([x, y, torch.ones_like(x)]).flatten(1).to(weights) @ weights
+        sides = (torch.linspace(-1.0, 1.0, n, device=weights.device) for n in (height, width))
+        y, x = torch.meshgrid(*sides, indexing="ij")
+        sums = torch.stack([x, y, torch.ones_like(x)]).flatten(1) @ weights
         strength = (top[:, 0] / std[:, 0] - 3.0) / 4.0
         return torch.cat([sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2], strength], dim=-1)
 

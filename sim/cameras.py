@@ -193,15 +193,16 @@ class Renderers:
         """See `Renderer.render_batch`."""
         first, *parts = np.array_split(np.arange(len(ids)), len(self._others) + 1)
 
-        def given(part: Array) -> tuple[Array, str, bool, Array | None]:
-            return ids[part], camera, depth, None if states is None else states[part]
+        def draw(renderer: Renderer, part: Array) -> Array:
+            seen = None if states is None else states[part]
+            return renderer.render_batch(ids[part], camera, depth=depth, states=seen)
 
         asked = [
-            thread.submit(_draw_part, renderer, *given(part))
+            thread.submit(_and_release, draw, renderer, part)
             for (thread, renderer), part in zip(self._others, parts, strict=True)
             if len(part)
         ]
-        own = _draw(self._own, *given(first))
+        own = draw(self._own, first)
         return np.concatenate([own, *(part.result() for part in asked)]) if asked else own
 
     def close(self) -> None:
@@ -218,13 +219,9 @@ def _released(make: Callable[[], Renderer]) -> Renderer:
     return renderer
 
 
-def _draw(renderer: Renderer, ids: Array, camera: str, depth: bool, states: Array | None) -> Array:
-    return renderer.render_batch(ids, camera, depth=depth, states=states)
-
-
-def _draw_part(renderer: Renderer, ids: Array, camera: str, depth: bool, states: Array | None) -> Array:
+def _and_release(draw: Callable[[Renderer, Array], Array], renderer: Renderer, part: Array) -> Array:
     try:
-        return _draw(renderer, ids, camera, depth, states)
+        return draw(renderer, part)
     finally:
         renderer.release()  # the one that frees the renderer is another thread
 

@@ -109,7 +109,7 @@ class SimVectorEnv(VectorEnv):
         task, robot = self._task, self._robot
         self.task, self.robot, shown_text = task.name, robot.name, self.config.instruction
         self.instruction = task.instruction if shown_text in ("", OWN_WORDS) else shown_text
-        self._text = encode_text([self.instruction] * self.num_envs)
+        self._text = encode_text([self.instruction])
         self.control_hz, self.caps = task.control.hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
         self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
@@ -352,7 +352,7 @@ class SimVectorEnv(VectorEnv):
         if len(self._environment_index):
             obs[ENVIRONMENT] = self._asarray(values[:, self._environment_index], self.xp.float32)
         if self.config.instruction:
-            obs[INSTRUCTION] = self._asarray(self._text[: len(values)].copy())
+            obs[INSTRUCTION] = self._asarray(np.repeat(self._text, len(values), axis=0))
         shown = self._pictures.show(self._all_rows if ids is None else ids)
         return obs | {key: self._asarray(pictures) for key, pictures in shown.items()}
 

@@ -172,7 +172,7 @@ def test_the_expert_of_pick_cube_goes_above_then_down_then_closes_then_to_the_go
     def act(gap: Any, held: float = 0.0) -> Any:
         return my_suites["picks"](np.array([*[9.0] * 18, held, *[9.0] * 17, *gap, 0.05, 0.0, -0.2]))
 
-    # 2 cm beside: 0.02 / 0.1 along x, (-0.07 + 0.06) / 0.1 down, fingers open
+    # 2 cm to the side: 0.02 / 0.1 along x, (-0.07 + 0.06) / 0.1 down, fingers open
     np.testing.assert_allclose(act([0.02, 0.0, -0.07]), [0.2, 0, -0.1, 1], atol=1e-9)
     np.testing.assert_allclose(act([0.0, 0.01, -0.04]), [0, 0.1, -0.4, 1], atol=1e-9)
     np.testing.assert_allclose(act([0.0, 0.0, -0.005]), [0, 0, -0.05, -1], atol=1e-9)

@@ -145,7 +145,7 @@ def test_a_urdf_becomes_a_robot(urdf: Writer) -> None:
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     np.testing.assert_allclose(data.site("tool").xpos, [0, 0, 1.16], atol=1e-9)
-    # No limit of the URDF is left beside that of the servo: 60 N, where it has 5.
+    # The servo's limit alone holds, 60 N, and no longer that of the URDF, 5.
     assert not model.jnt_actfrclimited.any()
 
 

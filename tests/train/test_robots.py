@@ -45,7 +45,7 @@ from robot_rl.train.loop import Batches, Experience, Learner, Pacer, Run, train
 from robot_rl.train.phases import Summary, resume, run
 from robot_rl.train.record import write_report
 from robot_rl.train.schedule import Counters, Ratio
-from tests.runs import SMALL, folder_of, killed_after, rows_of, weights
+from tests.runs import SMALL, folder_of, killed_after, rows_of, undisturbed, weights
 
 ROBOTS: dict[str, Any] = {
     "panda": {"robot": "panda", "num_envs": 2, "env_steps": 20, "share": 0.75},
@@ -65,9 +65,7 @@ def two(**changes: Any) -> RunConfig:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Path, Summary]]:
     """Returns the folder and the summary of a run of both."""
     out = tmp_path_factory.mktemp("two")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROBOT_RL_STATE", str(out / "state"))
-        patch.setattr("robot_rl.train.phases.write_report", lambda folder: folder / "report.html")
+    with undisturbed(out / "state"):
         summary = run(two(out=str(out)))
         yield folder_of(out), summary
 

@@ -25,7 +25,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_episodes
 from robot_rl.train.improve.dagger import LabelledSteps
 from robot_rl.train.phases import Summary, resume, run
-from tests.runs import TINY, folder_of, killed_after, rows_of, weights
+from tests.runs import TINY, folder_of, killed_after, rows_of, undisturbed, weights
 
 FOUR = ("reach", "push_cube", "pick_cube", "open_drawer")
 STATE = ["joint", "finger", "tool.pos", "tool.xaxis"]
@@ -64,9 +64,7 @@ def two(**changes: Any) -> RunConfig:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Path, Summary]]:
     """Returns the folder and the summary of a run of both tasks."""
     out = tmp_path_factory.mktemp("two")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROBOT_RL_STATE", str(out / "state"))
-        patch.setattr("robot_rl.train.phases.write_report", lambda folder: folder / "report.html")
+    with undisturbed(out / "state"):
         summary = run(two(out=str(out)))
         yield folder_of(out), summary
 
