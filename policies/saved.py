@@ -12,11 +12,12 @@ WEIGHTS, HEAD = "policy.safetensors", "policy.json"
 NEEDS = f"A policy is {HEAD} and {WEIGHTS}: copy both again, or take an earlier checkpoint."
 
 
-def policy_folder(given: str) -> Path:
+def policy_folder(given: str, *, at: str = "policy") -> Path:
     """Returns where a policy is saved.
 
     Args:
         given: a run folder, whose final policy is meant, or the folder of a saved policy.
+        at: begins the message.
 
     Raises:
         CheckpointError: there is none.
@@ -26,7 +27,7 @@ def policy_folder(given: str) -> Path:
         if (folder / HEAD).is_file():
             return folder
     raise CheckpointError(
-        f"policy: {given!r} holds no policy. Give the folder of a run that has ended, a policy of one "
+        f"{at}: {given!r} holds no policy. Give the folder of a run that has ended, a policy of one "
         "(runs/<folder>/policy/base), or any folder with a policy.json."
     )
 

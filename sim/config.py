@@ -33,11 +33,12 @@ class EnvConfig:
     """`sim`: a task of ours. `gym`: whatever `gymnasium.make` makes. `process`: the same in processes, of
     another Python if wanted. Or the name of a plug-in's simulator."""
     id: str | None = None
-    """But for kind=sim: `Hopper-v5`, or `package:Name-v0`. Read too: `settings` and `expert`."""
+    """But for kind=sim: `Hopper-v5`, or `package:Name-v0`. Read too: `settings`."""
     settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """But for kind=sim: keyword arguments of `gymnasium.make`, or of the plug-in."""
     expert: str | None = None
-    """Of kind=gym and kind=process: who demonstrates there. `module:function`, from the environment's own
+    """Who demonstrates and labels. Of our tasks: a run folder or a saved policy that reads the state, in the
+    place of the scripted expert. Of kind=gym and kind=process: `module:function`, from the environment's own
     observation to its action; or `module:class`, whose objects have `get_action`."""
     python: str | None = None
     """Of kind=process: the Python that has the environment's packages; this one if None."""
@@ -92,9 +93,9 @@ class EnvConfig:
         require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
         if self.kind != "process":
             self._require_defaults(OTHER_PYTHON, "left out but with env.kind=process")
-        if self.kind not in ("gym", "process"):
-            self._require_defaults(("expert",), "left out but with env.kind=gym or process")
-        elif self.expert is not None:
+        if self.kind not in ("sim", "gym", "process"):
+            self._require_defaults(("expert",), "left out but with env.kind=sim, gym or process")
+        elif self.kind != "sim" and self.expert is not None:
             given = all(self.expert.partition(":"))
             require(given, "env.expert", self.expert, "module:function or module:class")
         self._require_for_cameras("camera_hz", "above 0", lambda hz: hz > 0)

@@ -114,6 +114,7 @@ class SimVectorEnv(VectorEnv):
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
         self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
         index, names = self.view.elements(self._state)
+        self._true_index, self.true_names = self.backend.asarray(index), names
         shown = chosen(names, robot.own_elements(self.config.state), at="env.state")
         self._state_index = self.backend.asarray(index[shown])
         self.state_names = tuple(names[i] for i in shown)
@@ -417,6 +418,10 @@ class SimVectorEnv(VectorEnv):
     @property
     def _varied(self) -> tuple[str, ...]:
         return (*self._randomizer.fields, *self._looks.fields)
+
+    def true_state(self) -> Array:
+        """Returns the elements `true_names` (B, S) float32: what `state` is where all of it is shown."""
+        return self._asarray(self.view.values[:, self._true_index], self.xp.float32)
 
     def progress(self) -> Array:
         """Returns the progress (B,) of each episode in [0, 1], by the task's shaped reward, for displays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from numpy.typing import NDArray
 
@@ -18,6 +18,9 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.past_env import PastEnv, without_past
 from robot_rl.sched.inventory import simulator_of
 from robot_rl.sim.vector import EnvConfig
+
+if TYPE_CHECKING:
+    from robot_rl.rollout.taught import TrueEnvs
 
 Array = NDArray[Any]
 Autoreset = Literal["same_step", "disabled"]
@@ -78,11 +81,23 @@ def episodes_of(config: EnvConfig) -> tuple[EpisodesMeta, dict[str, Feature]]:
 
 
 def make_expert(env: VectorEnv, *, bias_m: float, noise_m: float, noise_seed: int) -> Expert:
-    """Returns the expert of the env's task.
+    """Returns the expert that `env.expert` names, or that of the env's task.
+
+    Args:
+        env: one env or many.
+        bias_m: of a scripted expert, along world x.
+        noise_m: of a scripted expert, drawn for each episode.
+        noise_seed: of that noise, and of what a policy draws.
 
     Raises:
+        CheckpointError: `env.expert` names no policy, or one that does not fit the env.
         ConfigError: the env has none.
     """
+    config = getattr(env, "config", None)
+    if isinstance(config, EnvConfig) and config.kind == "sim" and config.expert is not None:
+        from robot_rl.rollout.taught import PolicyExpert  # torch
+
+        return PolicyExpert(cast("TrueEnvs", env), config.expert, seed=noise_seed)
     make = getattr(env, "expert", None)
     if make is None:
         raise ConfigError(

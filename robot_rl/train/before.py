@@ -10,7 +10,7 @@ from robot_rl.data.demos import open_demonstrations
 from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.policies.onnx_pictures import SUFFIX, read_encoder_graph
-from robot_rl.policies.saved import read_head
+from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.rollout.envs import episodes_of
 from robot_rl.sim.config import EnvConfig
 from robot_rl.train.config import RunConfig
@@ -27,8 +27,8 @@ def check_before_learner(config: RunConfig) -> None:
     The run makes the same checks again when it opens them. Damage is left to it: finding it takes long.
 
     Raises:
-        CheckpointError: `bc.policy` holds no policy, or one of others for another embodiment; `bc.encoder`
-            is a graph of another kind.
+        CheckpointError: `bc.policy` or `env.expert` holds no policy, or `bc.policy` one of others for another
+            embodiment; `bc.encoder` is a graph of another kind.
         ConfigError: no such environment, camera or element of the state.
         DatasetError: episodes of another task, robot or rate, or too few of them.
     """
@@ -43,6 +43,8 @@ def check_before_learner(config: RunConfig) -> None:
     encoder = config.bc.encoder
     if config.env.kind == "sim" and encoder is not None and encoder.endswith(SUFFIX):
         read_encoder_graph(Path(encoder), config.env.image_size)
+    if config.env.kind == "sim" and config.env.expert is not None:
+        policy_folder(config.env.expert, at="env.expert")
     given = find_given(config)
     if config.bc.policy is not None and given is None:
         read_head(Path(config.bc.policy))
