@@ -29,7 +29,9 @@ from robot_rl.algos.learner import PolicyModule, restore, saved
 from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
 from robot_rl.algos.optim import Optimiser, keep_freed_memory
 from robot_rl.algos.returns import ReturnScale, episode_weight, gae, group_advantage
+from robot_rl.algos.seen import Seen
 from robot_rl.core.policy import Chain, DemoBatch, Encoded
+from robot_rl.data.normalize import Normaliser
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
 
 _REWARD_LIMIT = 10.0  # of a scaled reward (DPPO)
@@ -39,7 +41,14 @@ class ChainPPO:
     """Learns the policy and a value of its observations from rollouts; each rollout is used once."""
 
     def __init__(
-        self, policy: PolicyModule, cfg: ChainPPOConfig, seed: int, *, num_envs: int, group: int = 0
+        self,
+        policy: PolicyModule,
+        cfg: ChainPPOConfig,
+        seed: int,
+        *,
+        num_envs: int,
+        group: int = 0,
+        privileged: Normaliser | None = None,
     ) -> None:
         """Starts from the policy's present weights, which the updates change in place.
 
@@ -50,13 +59,15 @@ class ChainPPO:
             num_envs: in which the rollouts are made.
             group: so many episodes of an `EpisodeRollout`, one after another, began in the same state, and
                 are compared with each other instead of with a value; 0: with the value.
+            privileged: scales the privileged state, where the value reads it.
         """
         keep_freed_memory()
         self._policy, self._cfg, self._group = policy, cfg, group
         self._origin = None if cfg.regulariser == "none" else copy.deepcopy(policy)
         trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         device = trained[0].device
-        self._value = value_net(policy.feature_dim, cfg, seed).to(device)
+        self._seen = Seen(privileged, device)
+        self._value = value_net(policy.feature_dim + self._seen.more, cfg, seed).to(device)
         rates = {"weight_decay": cfg.weight_decay, "grad_clip": cfg.grad_clip}
         self.actor_optimiser = Optimiser(trained, lr=cfg.actor_lr, **rates)
         self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)
@@ -86,11 +97,10 @@ class ChainPPO:
         return advantage.new_zeros(len(advantage), 0), advantage, *[torch.zeros_like(advantage)] * 2
 
     def _valued(self, rollout: Rollout, obs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """Returns features (N T, F), then advantage, value and target, (N T,) each."""
+        """Returns what the value reads (N T, F), then advantage, value and target, (N T,) each."""
         cfg, shape = self._cfg, rollout.reward.shape
-        features = self._policy.encode(obs)["features"]
-        next_features = self._next_features(rollout, features)
-        value, next_value = (self._values(of).view(shape) for of in (features, next_features))
+        seen = self._read(obs)
+        value, next_value = (self._values(of).view(shape) for of in (seen, self._read_next(rollout, seen)))
         reward = rollout.reward
         if cfg.scale_reward:
             std = self._scale.add(reward, cfg.gamma_step**rollout.steps, rollout.ended)
@@ -105,15 +115,18 @@ class ChainPPO:
             gamma_step=cfg.gamma_step,
             steps_BT=rollout.steps,
         )
-        return features, *(part.flatten() for part in (advantage, value, target))
+        return seen, *(part.flatten() for part in (advantage, value, target))
 
-    def _next_features(self, rollout: Rollout, features: Tensor) -> Tensor:
-        """Returns the features (N T, F) of where chunks led, which is mostly where the next was decided."""
+    def _read(self, obs: dict[str, Tensor]) -> Tensor:
+        return self._seen(self._policy.encode(obs)["features"], obs)
+
+    def _read_next(self, rollout: Rollout, seen: Tensor) -> Tensor:
+        """Returns what it reads (N T, F) where chunks led, which is mostly where the next was decided."""
         leads_elsewhere = rollout.ended.clone()
         leads_elsewhere[:, -1] = True
-        found = features.view(*rollout.ended.shape, -1).roll(-1, dims=1)
+        found = seen.view(*rollout.ended.shape, -1).roll(-1, dims=1)
         elsewhere = {name: value[leads_elsewhere] for name, value in rollout.next_obs.items()}
-        found[leads_elsewhere] = self._policy.encode(elsewhere)["features"]
+        found[leads_elsewhere] = self._read(elsewhere)
         return found.flatten(0, 1)
 
     def update(self, batch: PPOBatch) -> Mapping[str, Tensor | float]:

@@ -26,7 +26,9 @@ from robot_rl.algos.critics import Critics
 from robot_rl.algos.learner import Learner, PolicyModule
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, matmul_precision
 from robot_rl.algos.returns import td_target
+from robot_rl.algos.seen import Seen
 from robot_rl.core.policy import Encoded
+from robot_rl.data.normalize import Normaliser
 from robot_rl.data.transitions import ChunkBatch
 
 
@@ -60,7 +62,15 @@ class SteeringPolicy(PolicyModule, Protocol):
 class LatentSAC(Learner):
     """Learns which noise a frozen policy should decode."""
 
-    def __init__(self, policy: SteeringPolicy, cfg: LatentConfig, seed: int, *, n_exec: int) -> None:
+    def __init__(
+        self,
+        policy: SteeringPolicy,
+        cfg: LatentConfig,
+        seed: int,
+        *,
+        n_exec: int,
+        privileged: Normaliser | None = None,
+    ) -> None:
         """Starts from the policy's present actor, which the updates change in place.
 
         Args:
@@ -68,10 +78,13 @@ class LatentSAC(Learner):
             cfg: how.
             seed: of the critics' weights and of the draws.
             n_exec: m, the actions of a chunk that are executed: what `na` has critics of.
+            privileged: scales the privileged state, where the critics read it.
         """
         super().__init__()
         self._policy, self._cfg, self._n_exec = policy, cfg, n_exec
         device = policy.steers.device
+        self._seen = Seen(privileged, device)
+        seen_dim = policy.feature_dim + self._seen.more
         size: dict[str, Any] = {
             "num": cfg.num_critics,
             "width": cfg.width,
@@ -81,9 +94,9 @@ class LatentSAC(Learner):
             # Drawn on the CPU, so that a seed means the same on every device.
             "generator": Generator().manual_seed(seed),
         }
-        self._of_noise = Critics(policy.feature_dim, policy.latent_dim, **size).to(device)
+        self._of_noise = Critics(seen_dim, policy.latent_dim, **size).to(device)
         chunk_dim = n_exec * policy.action_dim
-        self._of_chunks = Critics(policy.feature_dim, chunk_dim, **size).to(device) if self._aliased else None
+        self._of_chunks = Critics(seen_dim, chunk_dim, **size).to(device) if self._aliased else None
         self._targets = self._learns_by_td.target()
         self._log_temperature = nn.Parameter(torch.tensor(math.log(cfg.initial_temperature), device=device))
         clip = {"grad_clip": cfg.grad_clip}
@@ -105,19 +118,20 @@ class LatentSAC(Learner):
         """
         encoded = self._policy.encode(batch.obs)
         features = encoded["features"]
+        seen = self._seen(features, batch.obs)
         noise = self._noise_of(batch) if self._of_chunks is None else self._normal(features)
         target, chunk = self._target(batch, encoded, noise)
         if self._of_chunks is None:
-            error = self._learn("of_noise", self._of_noise, features, noise, target)
+            error = self._learn("of_noise", self._of_noise, seen, noise, target)
         else:
-            error = self._learn_chunks(self._of_chunks, batch, features, target)
+            error = self._learn_chunks(self._of_chunks, batch, seen, target)
             # The critics of noise learn what those of chunks say of the decoded chunk.
-            targets = self._of_chunks.q(features, chunk).amin(dim=0)
-            self._learn("of_noise", self._of_noise, features, noise, targets)
+            targets = self._of_chunks.q(seen, chunk).amin(dim=0)
+            self._learn("of_noise", self._of_noise, seen, noise, targets)
         self._updates += 1
         metrics: dict[str, Tensor] = {}
         if self._updates > self._cfg.actor_warmup:
-            metrics = self._improve_actor(features)
+            metrics = self._improve_actor(features, seen)
         self._targets.follow_online(self._learns_by_td, self._cfg.tau)
         if self._updates % METRICS_EVERY:
             return {}
@@ -133,7 +147,7 @@ class LatentSAC(Learner):
         following, log_prob = self._next_noise(features)
         if self._aliased:
             noise, following = self._executed(now, noise, then, following)
-        value = self._targets.q(features, following).amin(dim=0)
+        value = self._targets.q(self._seen(features, batch.next_obs), following).amin(dim=0)
         if not self._aliased:
             value = value - self._log_temperature.exp() * log_prob
         return td_target(batch.reward, batch.bootstrap, value), noise
@@ -147,7 +161,7 @@ class LatentSAC(Learner):
             share, log_std = self._policy.choose(features, chance)
         return self._policy.config.bound * share, squashed_log_prob(share, log_std, chance)
 
-    def _improve_actor(self, features: Tensor) -> dict[str, Tensor]:
+    def _improve_actor(self, features: Tensor, seen: Tensor) -> dict[str, Tensor]:
         """Takes a step of actor and temperature; returns metrics from before it."""
         self._policy.steers.fill_(True)
         chance, temperature = self._normal(features), self._log_temperature.exp()
@@ -155,7 +169,7 @@ class LatentSAC(Learner):
             share, log_std = self._policy.choose(features, chance)
             log_prob = squashed_log_prob(share, log_std, chance)
         bound = self._policy.config.bound
-        value, by_noise = self._of_noise.action_gradient(features, bound * share.detach(), "min")
+        value, by_noise = self._of_noise.action_gradient(seen, bound * share.detach(), "min")
         # Loss: mean of temperature * log_prob - value. The critics give its derivative by the noise,
         # and autograd does the rest.
         rows, optimiser = len(value), self._optimisers["actor"]
@@ -173,20 +187,20 @@ class LatentSAC(Learner):
             "latent_rms": share.detach().square().mean().sqrt() * bound,
         }
 
-    def _learn(self, name: str, critics: Critics, features: Tensor, action: Tensor, target: Tensor) -> Tensor:
+    def _learn(self, name: str, critics: Critics, seen: Tensor, action: Tensor, target: Tensor) -> Tensor:
         """Takes a step of critics towards a target (B,); returns their errors (N, B)."""
-        error, gradients = critics.td_gradients(features, action, target)
+        error, gradients = critics.td_gradients(seen, action, target)
         self._optimisers[name].apply(gradients)
         return error
 
-    def _learn_chunks(self, critics: Critics, batch: ChunkBatch, features: Tensor, target: Tensor) -> Tensor:
+    def _learn_chunks(self, critics: Critics, batch: ChunkBatch, seen: Tensor, target: Tensor) -> Tensor:
         """Takes a step of the critics of chunks; one that the newest step cuts short is no action yet."""
         action, whole = batch.action.flatten(1), batch.whole
         if whole is not None and not whole.all():
-            features, action, target = features[whole], action[whole], target[whole]
+            seen, action, target = seen[whole], action[whole], target[whole]
             if not len(target):
-                return features.new_zeros(1, 1)
-        return self._learn("of_chunks", critics, features, action, target)
+                return seen.new_zeros(1, 1)
+        return self._learn("of_chunks", critics, seen, action, target)
 
     def _noise_of(self, batch: ChunkBatch) -> Tensor:
         """Returns the noise (B, L) behind the batch's chunks."""

@@ -23,7 +23,7 @@ from robot_rl.algos.critics import Critics
 from robot_rl.algos.learner import Learner, PolicyModule
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow, matmul_precision
 from robot_rl.algos.returns import td_target
-from robot_rl.core.names import PRIVILEGED
+from robot_rl.algos.seen import Seen
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.normalize import Normaliser
 from robot_rl.data.replay import TransitionBatch
@@ -61,14 +61,14 @@ class ResidualTD(Learner):
             privileged: scales the privileged state, where the critics read it.
         """
         super().__init__()
-        self._policy, self._cfg, self._privileged = policy, cfg, privileged
+        self._policy, self._cfg = policy, cfg
         self._acting_target = _with_own_head(policy)
         self._target_head = list(self._acting_target.head.parameters())
         # Parameters are drawn on the CPU, so that a seed means the same on every device.
         device = next(policy.parameters()).device
-        extra = 0 if privileged is None else privileged.to(device).feature_dims[PRIVILEGED]
+        self._seen = Seen(privileged, device)
         self._critics = Critics(
-            policy.feature_dim + extra,
+            policy.feature_dim + self._seen.more,
             policy.action_dim,
             num=cfg.num_critics,
             width=cfg.width,
@@ -104,13 +104,6 @@ class ResidualTD(Learner):
         if reports:
             metrics |= {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean()}
         return metrics
-
-    def _seen(self, features: Tensor, obs: dict[str, Tensor]) -> Tensor:
-        """Returns what the critics read: the features (B, F), and the privileged state if they may."""
-        if self._privileged is None:
-            return features
-        truth = self._privileged.obs({PRIVILEGED: obs[PRIVILEGED]})[PRIVILEGED]
-        return torch.cat([features, truth], dim=-1)
 
     def _update_actor(self, features: Tensor, seen: Tensor, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns the value (B,) and the correction (B, A) before the step."""

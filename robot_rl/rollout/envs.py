@@ -20,7 +20,7 @@ from robot_rl.sched.inventory import simulator_of
 from robot_rl.sim.vector import EnvConfig
 
 if TYPE_CHECKING:
-    from robot_rl.rollout.taught import TrueEnvs
+    from robot_rl.rollout.policy_expert import TrueEnvs
 
 Array = NDArray[Any]
 Autoreset = Literal["same_step", "disabled"]
@@ -95,7 +95,7 @@ def make_expert(env: VectorEnv, *, bias_m: float, noise_m: float, noise_seed: in
     """
     config = getattr(env, "config", None)
     if isinstance(config, EnvConfig) and config.kind == "sim" and config.expert is not None:
-        from robot_rl.rollout.taught import PolicyExpert  # torch
+        from robot_rl.rollout.policy_expert import PolicyExpert  # torch
 
         return PolicyExpert(cast("TrueEnvs", env), config.expert, seed=noise_seed)
     make = getattr(env, "expert", None)

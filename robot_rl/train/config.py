@@ -489,8 +489,7 @@ class RunConfig:
 
     def _check_critics(self) -> None:
         """Refuses critics that read what the env does not show."""
-        method = self.method
-        if isinstance(method, ResidualSettings) and method.algorithm.privileged:
+        if getattr(getattr(self.method, "algorithm", None), "privileged", False):
             allowed = "false without env.privileged=true, which shows the privileged state"
             require(self.env.privileged, "method.algorithm.privileged", True, allowed)
             allowed = "false with an arm, which has no privileged state"

@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from robot_rl.algos.config.on_policy import GRPOConfig
 from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
 from robot_rl.algos.returns import ReturnScale
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.policy import Chain
+from robot_rl.data.normalize import Normaliser
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy, ProcessConfig
 
@@ -254,6 +257,23 @@ def test_value_alone_learns_at_first() -> None:
     assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
     assert "loss" in learner.update(learner.prepare(bandit(policy, seeded(5))))
     assert any(not torch.equal(before[name], value) for name, value in policy.state_dict().items())
+
+
+def test_a_value_that_reads_the_privileged_state_explains_what_the_policy_cannot_see() -> None:
+    unexplained: dict[bool, float] = {}
+    for reads in (False, True):
+        policy, rollout = make_policy("flow_sde"), bandit(make_policy("flow_sde"), seeded(4))
+        hidden = torch.rand(32, 8, 1, generator=seeded(6)) - 0.5
+        rollout.obs[PRIVILEGED] = rollout.next_obs[PRIVILEGED] = hidden
+        rollout.reward = hidden[..., 0]
+        scale = Normaliser.fit({PRIVILEGED: hidden.flatten(0, 1).numpy()}, np.zeros((256, 1), np.float32))
+        options: dict[str, Any] = {**SMALL, **METHODS["flow_sde"][1], "critic_lr": 1e-2}
+        privileged = scale if reads else None
+        learner = ChainPPO(policy, ChainPPOConfig(**options), 3, num_envs=32, privileged=privileged)
+        batch = learner.prepare(rollout)
+        unexplained[reads] = [float(learner.update(batch)["unexplained"]) for _ in range(100)][-1]
+    assert unexplained[True] < 0.01
+    assert unexplained[False] > 0.2
 
 
 def test_beyond_the_kl_the_policy_waits_for_the_next_rollout() -> None:

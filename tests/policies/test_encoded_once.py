@@ -228,7 +228,7 @@ def test_the_value_of_ppo_encodes_what_was_decided_at_and_the_ends(looks: list[i
             policy.encode({name: value.flatten(0, 1) for name, value in of.items()})["features"]
             for of in (obs, after)
         )
-        torch.testing.assert_close(learner._next_features(rollout, features), each)
+        torch.testing.assert_close(learner._read_next(rollout, features), each)
 
 
 def test_the_likelihood_teaches_the_encoder() -> None:

@@ -261,6 +261,9 @@ class LatentConfig:
     """Entropy aimed at, of the whole latent as a share of its bound (paper: 0)."""
     actor_warmup: int = 0
     """Updates of the critics alone, while the base acts."""
+    privileged: bool = False
+    """The critics also read the privileged state (`env.privileged`), which no policy sees (asymmetric
+    actor-critic, Pinto et al. 2018)."""
     grad_clip: float = 0.0
     """Largest norm of a gradient; 0 switches clipping off."""
     matmul: Matmul = "bf16"

@@ -52,6 +52,9 @@ class ChainPPOConfig:
     """Rollouts from which the value alone learns, at first."""
     value_clip: float | None = None
     """Largest move of a value away from that before the updates that still counts (PPO2); or null."""
+    privileged: bool = False
+    """The value also reads the privileged state (`env.privileged`), which no policy sees (asymmetric
+    actor-critic, Pinto et al. 2018)."""
     scale_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     entropy_weight: float = 0.0

@@ -285,6 +285,8 @@ class GRPOSettings(ChainSettings):
         self._require("keep", 0 <= low <= high <= 1, "0 to 1, the lower one first")
         scaled = self.algorithm.scale_reward
         require(not scaled, "method.algorithm.scale_reward", scaled, "false: episodes do not go on")
+        reads = self.algorithm.privileged
+        require(not reads, "method.algorithm.privileged", reads, "false: episodes are compared, not valued")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import quick_eval_seeds
 from robot_rl.data.demos import Episodes
+from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.rollout.envs import Autoreset
@@ -73,6 +76,23 @@ def settings_of(config: RunConfig, kind: type[S]) -> S:
 def method_of(config: RunConfig) -> Method:
     """Returns the run's method."""
     return cast(Method, resolve("method", config.method.kind, at="method"))
+
+
+def privileged_scale(config: RunConfig, episodes: Episodes) -> Normaliser | None:
+    """Returns what scales the privileged state for critics; None where they do not read it.
+
+    Raises:
+        ConfigError: they should read it, and there is none.
+    """
+    algorithm = getattr(config.method, "algorithm", None)
+    if not getattr(algorithm, "privileged", False):
+        return None
+    if PRIVILEGED not in episodes.obs:
+        raise ConfigError(
+            "method.algorithm.privileged: got True, allowed: false where the policy sees the whole state. "
+            "Leave elements out by env.state."
+        )
+    return Normaliser.fit({PRIVILEGED: episodes.obs[PRIVILEGED]}, episodes.action)
 
 
 def add_hooks(

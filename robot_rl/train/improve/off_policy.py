@@ -16,6 +16,7 @@ import torch
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.seeding import train_seed
+from robot_rl.data.demos import Episodes
 from robot_rl.data.episode import feature_of
 from robot_rl.data.parts import OfSource
 from robot_rl.data.replay import Keep, Mixture, ReplayBuffer, shapes_of
@@ -105,6 +106,15 @@ def assemble(
     )
     add_hooks(session, run, policy, start.eval_envs, experience.metrics)
     return run
+
+
+def small_encoding(policy: Module, episodes: Episodes) -> Collection[str]:
+    """Returns the names in a policy's encoding if it is smaller than the pictures it is of, else none."""
+    device = next(policy.parameters()).device
+    row = {key: torch.tensor(value[:1], device=device) for key, value in episodes.obs.items()}
+    encoded = policy.encode(row)
+    pictures = sum(value.nbytes for key, value in row.items() if key.endswith(".rgb"))
+    return list(encoded) if sum(value.nbytes for value in encoded.values()) < pictures else ()
 
 
 def _encodings(config: RunConfig, policy: Module, reads: Collection[str]) -> Keep | None:

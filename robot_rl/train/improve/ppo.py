@@ -16,7 +16,14 @@ from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import ChainSettings, PPOSettings
-from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
+from robot_rl.train.improve.method import (
+    Method,
+    Module,
+    Start,
+    add_hooks,
+    privileged_scale,
+    settings_of,
+)
 from robot_rl.train.loop import Learner, Pacer, Run
 from robot_rl.train.rollouts import RolloutExperience
 from robot_rl.train.schedule import Always
@@ -63,7 +70,11 @@ def assemble_online(session: Session, start: Start, policy: Module) -> Run:
     config, cfg = session.config, settings_of(session.config, PPOSettings)
     session.counters.updates = 0
     algorithm = resolve("algorithm", "chain_ppo", at="ppo")(
-        policy, cfg.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs
+        policy,
+        cfg.algorithm,
+        train_seed(config.seed, "ppo"),
+        num_envs=config.num_envs,
+        privileged=privileged_scale(config, start.episodes),
     )
     minibatches = -(-config.num_envs * cfg.decisions // cfg.algorithm.batch)
     rollouts = RolloutExperience(

@@ -23,7 +23,7 @@ COMMON: dict[str, Any] = {"env_steps": STEPS, "batch": 8, "explore_steps": 10, "
 RESIDUAL: dict[str, Any] = {"width": 16, "critic_warmup": 2, "privileged": True}
 METHODS: dict[str, dict[str, Any]] = {
     "residual": {**COMMON, "head": {"width": 16}, "algorithm": RESIDUAL},
-    "latent": {**COMMON, "algorithm": {"width": 16}},
+    "latent": {**COMMON, "algorithm": {"width": 16, "privileged": True}},
 }
 LATE: dict[str, dict[str, Any]] = {
     "residual": {"camera_hz": [12.5], "camera_delay_s": [0.045]},  # pictures are in flight when a run dies
@@ -66,8 +66,9 @@ def seeing(out: Path, kind: str, **changes: Any) -> RunConfig:
     return build(RunConfig, {**settings, **changes})
 
 
+@pytest.mark.parametrize("kind", list(METHODS))
 def test_the_replay_holds_features_and_updates_encode_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffers: list[Any] = []
     rows: list[int] = []
@@ -83,7 +84,7 @@ def test_the_replay_holds_features_and_updates_encode_nothing(
 
     monkeypatch.setattr(ReplayBuffer, "__init__", made)
     monkeypatch.setattr(ObservationEncoder, "forward", encoded)
-    run(seeing(tmp_path, "residual", method={"kind": "residual", **METHODS["residual"], "batch": 64}))
+    run(seeing(tmp_path, kind, method={"kind": kind, **METHODS[kind], "batch": 64}))
     assert buffers
     for buffer in buffers:
         assert set(buffer._obs) == {"features", PRIVILEGED}
