@@ -52,7 +52,7 @@ class PushCube(Task):
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_free_box(spec, "cube", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.1, friction=0.5)
-        add_mark(spec, radius_m=GOAL_RADIUS_M)
+        add_mark(spec, radius_m=2 * GOAL_RADIUS_M)  # a cube on its centre leaves a part of it in sight
 
     def start(self, rng: EpisodeRng) -> Start:
         cube = rng.uniform((0.47, -0.12, HALF_SIZE_M), (0.57, 0.12, HALF_SIZE_M), size=3)
