@@ -16,6 +16,8 @@ TABLE: dict[str, dict[str, str]] = {
         "reach": "robot_rl.sim.tasks.reach:Reach",
         "push_cube": "robot_rl.sim.tasks.push_cube:PushCube",
         "pick_cube": "robot_rl.sim.tasks.pick_cube:PickCube",
+        "pick_red_cube": "robot_rl.sim.tasks.pick_by_colour:PickRedCube",
+        "pick_blue_cube": "robot_rl.sim.tasks.pick_by_colour:PickBlueCube",
         "stack_cube": "robot_rl.sim.tasks.stack_cube:StackCube",
         "peg_insert": "robot_rl.sim.tasks.peg_insert:PegInsert",
         "open_drawer": "robot_rl.sim.tasks.open_drawer:OpenDrawer",

@@ -48,18 +48,36 @@ class PickCube(Task):
         low, high = (0.40, -0.15, HALF_SIZE_M), (0.60, 0.15, HALF_SIZE_M)
         cube = rng.uniform(low, high, size=3)
         yaw = rng.uniform(-0.5, 0.5)
-        goal = rng.uniform((0.40, -0.15, 0.12), (0.60, 0.15, 0.25), size=3)
-        return Start(joints={"cube": free_pose(cube, yaw)}, mocap={"goal": goal})
+        return Start(joints={"cube": free_pose(cube, yaw)}, mocap={"goal": goal_in_the_air(rng)})
 
     def evaluate(self, view: View) -> dict[str, Array]:
-        distance = norm(view["cube.pos"] - view["goal.pos"])
-        return {"success": distance < GOAL_RADIUS_M}
+        return {"success": is_at_goal(view, "cube")}
 
     def dense_reward(self, view: View) -> Array:
-        reach = closeness(norm(view["cube_in_tool.pos"]), 0.1)
-        carry = closeness(norm(view["cube.pos"] - view["goal.pos"]), 0.1)
-        return 0.3 * reach + 0.7 * carry
+        return picking_reward(view, "cube")
 
     def expert(self, view: View, offset_m: Array) -> Aim:
-        carried_to = view["tool.pos"] + view["goal.pos"] - view["cube.pos"]
-        return grasp_aim(view, "cube", offset_m, carry_to_m=carried_to)
+        return picking_aim(view, "cube", offset_m)
+
+
+def goal_in_the_air(rng: EpisodeRng) -> Array:
+    """Draws goal points (n, 3) above the table."""
+    return rng.uniform((0.40, -0.15, 0.12), (0.60, 0.15, 0.25), size=3)
+
+
+def is_at_goal(view: View, cube: str) -> Array:
+    """Returns whether the cube of this name is at the goal, (B,) bool."""
+    return norm(view[f"{cube}.pos"] - view["goal.pos"]) < GOAL_RADIUS_M
+
+
+def picking_reward(view: View, cube: str) -> Array:
+    """Returns the dense reward (B,) of bringing the cube of this name to the goal."""
+    reach = closeness(norm(view[f"{cube}_in_tool.pos"]), 0.1)
+    carry = closeness(norm(view[f"{cube}.pos"] - view["goal.pos"]), 0.1)
+    return 0.3 * reach + 0.7 * carry
+
+
+def picking_aim(view: View, cube: str, offset_m: Array) -> Aim:
+    """Returns the expert's aim for the cube of this name: grasp it, bring it to the goal."""
+    carried_to = view["tool.pos"] + view["goal.pos"] - view[f"{cube}.pos"]
+    return grasp_aim(view, cube, offset_m, carry_to_m=carried_to)

@@ -30,7 +30,16 @@ def test_ids_are_the_tasks_in_camel_case() -> None:
     assert env_id("pick_cube") == "robot_rl/PickCube-v0"
     registered = {name for name in gymnasium.registry if name.startswith("robot_rl/")}
     assert registered == {env_id(task) for task in TASKS}
-    names = ("Reach", "PushCube", "PickCube", "StackCube", "PegInsert", "OpenDrawer", "GantryPeg")
+    names = (
+        "Reach",
+        "PushCube",
+        "PickCube",
+        "StackCube",
+        "PegInsert",
+        "OpenDrawer",
+        "GantryPeg",
+        "PickRedCube",
+    )
     assert registered >= {f"robot_rl/{name}-v0" for name in names}
     register_envs()  # again: nothing happens, no warning either
 

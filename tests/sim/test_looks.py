@@ -13,7 +13,10 @@ from robot_rl.sim.looks import Look, scene_and_looks
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
-TASKS = ("reach", "push_cube", "pick_cube", "stack_cube", "peg_insert", "open_drawer", "gantry_peg")
+TASKS = (
+    "reach", "push_cube", "pick_cube", "pick_red_cube",
+    "stack_cube", "peg_insert", "open_drawer", "gantry_peg",
+)  # fmt: skip
 
 
 def make(looks: Looks, num_envs: int = 4, **options: Any) -> SimVectorEnv:

@@ -7,7 +7,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
-TASKS = ("pick_cube", "open_drawer", "peg_insert", "gantry_peg", "stack_cube")
+TASKS = ("pick_cube", "open_drawer", "peg_insert", "gantry_peg", "stack_cube", "pick_blue_cube")
 
 
 def measured(env: SimVectorEnv, mirror: Mirror):

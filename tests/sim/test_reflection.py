@@ -17,7 +17,10 @@ from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Array = NDArray[Any]
-SYMMETRIC = ("reach", "push_cube", "pick_cube", "stack_cube", "open_drawer", "gantry_peg")
+SYMMETRIC = (
+    "reach", "push_cube", "pick_cube", "pick_red_cube", "pick_blue_cube",
+    "stack_cube", "open_drawer", "gantry_peg",
+)  # fmt: skip
 
 
 def names_that_turn(task: str) -> tuple[set[str], set[str]]:

@@ -17,7 +17,7 @@ from robot_rl.train.config import RunConfig
 from tests.runs import TINY
 
 OWN = ("joint", "finger", "tool.pos", "tool.xaxis")
-TASKS = ("reach", "push_cube", "pick_cube", "open_drawer", "stack_cube")
+TASKS = ("reach", "push_cube", "pick_cube", "open_drawer", "stack_cube", "pick_red_cube")
 
 
 @pytest.mark.parametrize("task", TASKS)

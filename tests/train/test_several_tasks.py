@@ -3,6 +3,7 @@
 import json
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,16 @@ def test_the_recipe() -> None:
     assert [config.env_of(name).task for name in config.acting] == list(FOUR)
     assert config.env_steps == sum(source.env_steps for source in config.sources.values())
     assert "150 demonstrations of each task" in first_line(config)
+
+
+def test_the_recipe_of_two_cubes_clones_the_same_policy() -> None:
+    two, four = (
+        load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("two_cubes", "four_tasks")
+    )
+    assert two.task == "pick_red_cube, pick_blue_cube"
+    assert (two.plan, two.policy, two.bc) == (four.plan, four.policy, four.bc)
+    red, blue = (two.env_of(name) for name in ("red", "blue"))
+    assert replace(red, task="") == replace(blue, task="")  # what they show differs in the words alone
 
 
 def test_a_run_leaves_one_policy_for_both_tasks(finished: tuple[Path, Summary]) -> None:
