@@ -19,8 +19,10 @@ from robot_rl.core.language import INSTRUCTION, decode_text
 from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.demos import load_episodes
 from robot_rl.data.episodes import together
+from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.transitions import StepBatch
 from robot_rl.policies.checkpoint import load_policy, save_policy
+from robot_rl.policies.residual import ResidualPolicy
 from robot_rl.rollout.envs import make_env, make_expert
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.collect import open_policy
@@ -280,6 +282,68 @@ def test_a_run_that_is_told_nothing_cannot_be_told_otherwise(
     assert main(["evaluate", f"run={tmp_path}", "instruction=open the drawer"]) == 2
     allowed = "instruction: got 'open the drawer', allowed: left out where the policy gets no instruction"
     assert allowed in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_learning_goes_on_in_all_tasks_from_a_policy_that_is_there(
+    finished: tuple[Path, Summary], tmp_path: Path
+) -> None:
+    given = finished[0] / "policy/final"
+    more = run(
+        two(out=str(tmp_path), bc={"policy": str(given)}, stages=["demos", "clone", "online", "evaluate"])
+    )
+    folder = Path(more.run)
+    assert weights(folder, "base") == weights(finished[0], "final")
+    assert weights(folder, "final") != weights(folder, "base")
+    assert load_policy(folder / "policy/final")[1].tasks == ("reach", "open_drawer")
+    assert list(more.sources) == ["reach", "drawer"]
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_rl_improves_a_policy_of_several_tasks_in_one_of_them(
+    finished: tuple[Path, Summary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    make = ReplayBuffer.__init__
+
+    def noted(self: ReplayBuffer, *args: Any, **how: Any) -> None:
+        make(self, *args, **how)
+        made.append(self)
+
+    monkeypatch.setattr(ReplayBuffer, "__init__", noted)
+    given = finished[0] / "policy/final"
+    words = {**ENV, "task": "open_drawer"}
+    learning = {
+        "kind": "residual",
+        "env_steps": 40,
+        "batch": 8,
+        "explore_steps": 10,
+        "capacity": 1000,
+        "head": {"width": 16},
+        "algorithm": {"width": 16, "critic_warmup": 2, "privileged": True, "residual_l2": 1.0},
+    }
+    alone: dict[str, Any] = {**TINY, "n_exec": 1, "num_envs": 2, "policy": VLA, "bc": {"policy": str(given)}}
+    summary = run(build(RunConfig, {**alone, "env": words, "method": learning, "out": str(tmp_path)}))
+    folder = Path(summary.run)
+    # The words are in what the frozen VLA makes of an observation: the critics read that and the true state.
+    assert all(set(buffer._obs) >= {PRIVILEGED} and len(buffer) for buffer in made)
+    policy, meta = load_policy(folder / "policy/final")
+    assert isinstance(policy, ResidualPolicy)
+    assert (meta.task, meta.tasks) == ("open_drawer", ())
+    base: Any = load_policy(given)[0]
+    for name, value in base.state_dict().items():
+        assert value.equal(policy.base.state_dict()[name]), name
+    assert summary.base_digest != summary.final_digest
+    assert main(["evaluate", f"policy={folder}", "episodes=2"]) == 0
+    with pytest.raises(
+        ConfigError, match=r"env\.instruction: got '', allowed: task with bc\.policy.*reach, open_drawer"
+    ):
+        run(
+            build(
+                RunConfig,
+                {**alone, "env": {**words, "instruction": ""}, "method": learning, "out": str(tmp_path)},
+            )
+        )
 
 
 @pytest.mark.slow
