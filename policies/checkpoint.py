@@ -67,6 +67,10 @@ class PolicyMeta:
         """Whether it was made for this robot."""
         return robot in (self.robots or (self.robot,))
 
+    def does(self, task: str) -> bool:
+        """Whether it was made for this task."""
+        return task in (self.tasks or (self.task,))
+
     def __post_init__(self) -> None:
         require_fields(self, "policy meta: ", "above 0", "control_hz")
         require_fields(self, "policy meta: ", "1 or more", "n_exec")

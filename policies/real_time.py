@@ -42,6 +42,9 @@ class GuidablePolicy(Protocol):
     """A flow policy that shows its velocity field, so that it can be steered."""
 
     @property
+    def horizon(self) -> int: ...
+
+    @property
     def process(self) -> Process: ...
 
     @property
@@ -87,7 +90,7 @@ class RealTimeChunks(PolicyAdapter):
         """Wraps `base`, a flow policy or an adapter that leaves the chunks of one as they are.
 
         Raises:
-            ValueError: the base shows no velocity field.
+            ValueError: the base shows no velocity field, does not act by it, or its chunks are of one step.
         """
         _flow(base)  # refuses a base without one
         super().__init__(base)
@@ -196,5 +199,15 @@ def _flow(base: nn.Module) -> GuidablePolicy:
         raise ValueError(
             f"real_time: {type(found).__name__} shows no velocity field to steer. Allowed: flow policies "
             "(flow, small_vla, lerobot_flow), or a residual on one of them."
+        )
+    decodes = getattr(getattr(found, "config", None), "decodes", "flow")
+    if decodes != "flow":
+        raise ValueError(
+            f"real_time: {type(found).__name__} acts by its {decodes}, got decodes={decodes}. Allowed: "
+            "decodes=flow, whose velocity is steered."
+        )
+    if found.horizon == 1:
+        raise ValueError(
+            "real_time: got chunks of 1 step, which leave nothing to continue. Allowed: 2 or more."
         )
     return found

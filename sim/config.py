@@ -132,6 +132,19 @@ class EnvConfig:
         """Returns the same without cameras."""
         return replace(self, cameras=(), camera_hz=(), camera_delay_s=(), depth=False)
 
+    def with_instruction(self, instruction: str | None) -> EnvConfig:
+        """Returns the same with other words as the instruction; unchanged if None.
+
+        Raises:
+            ConfigError: the policy gets no words, or there are none.
+        """
+        if instruction is None:
+            return self
+        allowed = "left out where the policy gets no instruction: env.instruction is empty"
+        require(bool(self.instruction), "instruction", instruction, allowed)
+        require(bool(instruction), "instruction", "", "a text")
+        return replace(self, instruction=instruction)
+
     @property
     def name(self) -> str:
         """The task's name, or the environment's id."""

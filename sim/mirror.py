@@ -34,7 +34,7 @@ class Mirror:
         Raises:
             ConfigError: the scene has a part whose position a tracked pose does not give.
         """
-        quiet = replace(config.unseen(), randomize=False, num_threads=1)
+        quiet = replace(config.unseen(), randomize=False, privileged=False, num_threads=1)
         self.env = SimVectorEnv(quiet, 1, autoreset="disabled")
         """Describes the task (names, spaces, rates), and draws."""
         task = resolve("task", config.task, at="env.task")

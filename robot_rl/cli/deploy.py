@@ -28,6 +28,8 @@ brings the arm to rest and keeps the finished episodes.
   station=my_cell.yaml     your own arm; see docs/real.md
 
   which=final|base  episodes=10             the policy, and how often it tries
+  robot=<name>                              of a run of several robots or tasks: which source acts here
+  instruction=<text>                        other words than the task's own, for a policy that gets words
   policy=tls://<host>:<port>                `robot-rl serve-policy` on that host computes the actions;
                                             with remote.token_file, remote.cert, remote.key, remote.ca
   export=onnx                               runs the policy in ONNX Runtime: several times faster, no rtc
@@ -39,6 +41,7 @@ brings the arm to rest and keeps the finished episodes.
 Examples:
   robot-rl deploy run=runs/20261121-101500-pick_cube-seed3 station=sim_in_process
   robot-rl deploy run=runs/20261121-101500-pick_cube-seed3 station=sim_arm episodes=50 --json
+  robot-rl deploy run=runs/20261125-101500-four_tasks-seed3 station=sim_arm_cameras robot=open_drawer
   robot-rl arm stop                         in another terminal: brings the arm to rest
 """
 

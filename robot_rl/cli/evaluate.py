@@ -28,7 +28,7 @@ Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episode
                          [adversary=false] [looks=fixed|varied|held_out] [instruction=<text>] [--json]
        robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
                          [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...]
-                         [dataset=<folder>] [--json]
+                         [instruction=<text>] [dataset=<folder>] [--json]
 
 lease_wait_s=600 waits up to 600 s if other programs hold all slots of the simulator.
 
@@ -42,10 +42,11 @@ the whole chunk. A folder that LeRobot saved (lerobot-train's output_dir) does n
 robot it is: that is read from the dataset of its training, if `robot-rl collect` recorded it. dataset=
 names the dataset where it has been moved.
 
-A run of several robots or tasks (sources) is evaluated on each of them, or only on the source that robot=
-names. For a policy of several robots, robot= names the robot that it controls. The default is the first.
+A policy of several robots or tasks (sources) is evaluated on each of them, or only on the source that
+robot= names. Sources have the names of the policy's run, or without it those of the policy's tasks or
+robots. For a policy of one source, robot= names the robot that it controls.
 
-instruction= gives the policy of a run other words than those of its task. With the words of another task this
+instruction= gives a policy other words than those of its task. With the words of another task this
 measures how much the policy listens: it should then fail.
 
 disturb adds a constant push to all actions of an episode, another in each episode. adversary lets the
@@ -63,6 +64,7 @@ Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube_pixels-seed3 looks=held_out
   robot-rl evaluate run=runs/20261121-101500-two_robots-seed3 robot=gantry
   robot-rl evaluate run=runs/20261125-101500-four_tasks-seed3 robot=reach instruction="open the drawer"
+  robot-rl evaluate policy=runs/20261125-101500-four_tasks-seed3 robot=push_cube episodes=50
   robot-rl evaluate policy=runs/20261121-101500-finetune-small_vla-seed0 n_exec=4
 """
 
@@ -78,7 +80,7 @@ class EvaluateCommandConfig:
     which: Literal["final", "base"] = "final"
     """The policy after reinforcement learning, or the cloned one."""
     robot: str | None = None
-    """One source of a run of several, all if None. For `policy`: the robot that it controls."""
+    """One source of several, all if None. For a `policy` of one source: the robot that it controls."""
     episodes: int | None = None
     """Held-out episodes for each robot; as many as in the run's own evaluation if None."""
     disturb: float = 0.0
@@ -92,7 +94,7 @@ class EvaluateCommandConfig:
     camera_delay_s: tuple[float, ...] = ()
     """How late pictures are (`env.camera_delay_s`); as in the run, or not at all, if empty."""
     instruction: str | None = None
-    """The instruction that the policy of a run gets; the task's own words if None."""
+    """The instruction that the policy gets; the task's own words if None."""
     seed: int = 0
     """Selects the held-out episodes of a `policy`."""
     n_exec: int | None = None
@@ -121,7 +123,7 @@ class EvaluateCommandConfig:
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
         given_by, others = "run", ("seed", "n_exec", "device", "torch_threads", "dataset")
         if self.run is None:
-            given_by, others = "policy", ("which", "adversary", "instruction")
+            given_by, others = "policy", ("which", "adversary")
         for setting in fields(self):
             got = getattr(self, setting.name)
             is_own = setting.name not in others or got == setting.default
@@ -135,7 +137,7 @@ class _Case:
     who: str
     episodes: int
     devices: dict[str, EnvDevice]
-    """By the name of the robot's source; the empty name for a single robot."""
+    """By the name of the source; the empty name where there is one."""
     play: Callable[..., EvalResult]
     """Takes the env, and the `disturb` and `on_batch` of `evaluate_in`."""
     recorded: dict[str, Any] | None
@@ -164,7 +166,7 @@ def _evaluate(words: list[str]) -> Outcome:
     case = _of_policy(options) if options.run is None else _of_run(options)
     print(f"policy {case.who}, {case.episodes} held-out episodes", file=sys.stderr)
     results: dict[str, EvalResult] = {}
-    task = ""
+    tasks: dict[str, str] = {}
     for name, device in case.devices.items():
         with (
             opened(device, holder=f"evaluate {case.who}", wait_s=options.lease_wait_s) as env,
@@ -172,8 +174,8 @@ def _evaluate(words: list[str]) -> Outcome:
             display.phase(f"evaluate {name}".strip(), case.episodes, unit="episodes") as progress,
         ):
             results[name] = case.play(env, disturb=options.disturb, on_batch=progress.update)
-            task = env.task
-    differs = _difference(options)
+            tasks[name] = env.task
+    task, differs = ", ".join(dict.fromkeys(tasks.values())), _difference(options)
     found = to_json(results)
     parts = {**found.get("sources", {}), next(iter(results)) if len(results) == 1 else "": found}
     matches: bool | None = None
@@ -182,7 +184,7 @@ def _evaluate(words: list[str]) -> Outcome:
         matches = _matches(None if differs else recorded, part)
         who = f"{case.who}, {name}" if name else case.who
         compared = "" if options.run is None else f", {_compared(matches, recorded, differs)}"
-        print(f"{task}, {who}: {_outcome(part)}; actions {part['digest'][:16]}{compared}")
+        print(f"{tasks.get(name, task)}, {who}: {_outcome(part)}; actions {part['digest'][:16]}{compared}")
     return int(matches is False), {"task": task, **case.facts, "matches": matches, **found}
 
 
@@ -233,7 +235,9 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
         who=f"{which} of {folder}",
         episodes=total,
         devices={
-            name: simulation(_instructed(config.env_of(name), options), config.evaluate.num_envs)
+            name: simulation(
+                config.env_of(name).with_instruction(options.instruction), config.evaluate.num_envs
+            )
             for name in names
         },
         play=lambda env, **seen: evaluate_folder(folder, which, config, env, **how, **seen),
@@ -248,7 +252,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     from robot_rl.core.seeding import eval_seeds
     from robot_rl.rollout.envs import simulation
     from robot_rl.rollout.evaluate import evaluate_in
-    from robot_rl.train.collect import check_fits, open_policy
+    from robot_rl.train.collect import check_fits, open_policy, sources_of
     from robot_rl.train.config import EvaluateConfig, check_device
 
     check_device(options.device)
@@ -256,10 +260,12 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     usual = EvaluateConfig()
     total = options.episodes or usual.episodes
     policy, meta, shown = open_policy(str(options.policy), options.dataset)
-    if options.robot is not None:
+    envs = sources_of(str(options.policy), meta, shown)
+    if options.robot in envs:
+        envs = {options.robot: envs[options.robot]}
+    elif options.robot is not None:
         check_names(None, options.robot, at="")
-        shown = replace(shown, robot=options.robot)
-    shown = _looking(shown, options)
+        envs = {"": replace(shown, robot=options.robot)}
     n_exec = options.n_exec or meta.n_exec
     require(n_exec <= policy.horizon, "n_exec", n_exec, f"1 to the policy's chunks of {policy.horizon}")
     module: Any = policy
@@ -267,14 +273,19 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     how: dict[str, Any] = {"seeds": seeds, "n_exec": n_exec, "device": options.device}
 
     def play(env: VectorEnv, **seen: Any) -> EvalResult:
-        if options.robot is not None:
+        if list(envs) != [""] or options.robot is not None:
             check_fits(meta, env)
         return evaluate_in(env, module.to(options.device), **how, **seen)
 
     return _Case(
         who=str(options.policy),
         episodes=total,
-        devices={"": simulation(shown, min(usual.num_envs, total))},
+        devices={
+            name: simulation(
+                _looking(env, options).with_instruction(options.instruction), min(usual.num_envs, total)
+            )
+            for name, env in envs.items()
+        },
         play=play,
         recorded=None,
         facts={"policy": str(options.policy), "seed": options.seed, "n_exec": n_exec},
@@ -293,16 +304,6 @@ def _asked(options: EvaluateCommandConfig) -> dict[str, Any]:
     """Returns what the command says of the env."""
     given = {name: getattr(options, name) for name in ("looks", "camera_hz", "camera_delay_s")}
     return {name: value for name, value in given.items() if value}
-
-
-def _instructed(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
-    """Returns the settings of an env that shows the command's instruction."""
-    if options.instruction is None:
-        return env
-    allowed = "left out for a run whose policy gets no instruction: its env.instruction is empty"
-    require(bool(env.instruction), "instruction", options.instruction, allowed)
-    require(bool(options.instruction), "instruction", "", "a text")
-    return replace(env, instruction=options.instruction)
 
 
 def _outcome(result: Mapping[str, Any]) -> str:

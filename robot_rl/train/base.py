@@ -27,6 +27,7 @@ from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.noise import NoisePolicy, NoisePolicyConfig
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
+from robot_rl.sim.config import OWN_WORDS
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.assemble import assemble_cloning, assemble_progress, evaluators, policy_meta
 from robot_rl.train.before import check_pictures
@@ -237,7 +238,11 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
         if "online" in config.plan and isinstance(config.method, ChainSettings):
             _check_chain(config, policy.kind, cast(Any, policy).explorable)
         return policy
-    policy, _ = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
+    policy, meta = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
+    allowed = (
+        f"{OWN_WORDS} with {at}: only the words say which of its tasks is wanted: {', '.join(meta.tasks)}"
+    )
+    require(not meta.tasks or bool(config.env.instruction), "env.instruction", "", allowed)
     check_adapters(config, policy.kind)
     check_base(config, at, policy.kind, policy.horizon, vars(policy)["config"])
     return policy

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import CheckpointError, DatasetError
+from robot_rl.core.registry import resolve, table
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.collecting import UnfinishedCollection
 from robot_rl.data.demos import each
@@ -29,7 +30,12 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.lerobot_saved import GivenFolder, lerobot_folder, read_lerobot_folder
 from robot_rl.rollout.envs import Array
 from robot_rl.rollout.stepping import seed_batches
+from robot_rl.sim.config import OWN_WORDS
+from robot_rl.sim.control import action_names
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.task import control_of
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import Columns, expert_of, joined, played
 from robot_rl.train.given import meta_of, open_given
 from robot_rl.train.record import load_config
@@ -175,14 +181,56 @@ def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, Po
         return open_theirs(read_lerobot_folder(theirs), None if dataset is None else Path(dataset))
     folder = policy_folder(given)
     policy, meta = load_policy(folder)
-    run = folder.resolve().parents[1]
-    if (run / "config.yaml").is_file():
-        config = load_config(run, at="policy")
+    config = _run_of(folder)
+    if config is not None:
         return policy, meta, config.env_of(next(iter(config.acting)))
-    env = EnvConfig(task=meta.task, robot=meta.robot, state=meta.state_names)
     own: Any = vars(policy).get("config")
-    cameras, size = getattr(own, "cameras", ()), getattr(own, "picture", env.image_size)
-    return policy, meta, replace(env, cameras=cameras, image_size=size)
+    words = getattr(own, "instruction", meta.instruction)
+    env = EnvConfig(
+        task=meta.task,
+        robot=meta.robot,
+        state=meta.state_names,
+        cameras=getattr(own, "cameras", ()),
+        image_size=getattr(own, "picture", EnvConfig().image_size),
+        instruction=OWN_WORDS if meta.tasks else "" if words == meta.instruction else meta.instruction,
+    )
+    return policy, meta, replace(env, common_actions=_takes_common_actions(meta))
+
+
+def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvConfig]:
+    """Returns the env of every source of a policy, by name; the name is empty where there is one.
+
+    Args:
+        given: its folder, or that of its run. Without its run, its tasks or its robots are the sources.
+        meta: what it was made for.
+        shown: the env of the first.
+    """
+    config = None if lerobot_folder(given) else _run_of(policy_folder(given))
+    if config is not None:
+        return {name: config.env_of(name) for name in config.acting}
+    if meta.tasks:
+        robot = shown.robot if len(meta.robots) == 1 else None
+        return {task: replace(shown, task=task, robot=robot) for task in meta.tasks}
+    if len(meta.robots) > 1:
+        return {robot: replace(shown, robot=robot) for robot in meta.robots}
+    return {"": shown}
+
+
+def _run_of(policy: Path) -> RunConfig | None:
+    """Returns the settings of the run that a saved policy is in; None if it is in none."""
+    run = policy.resolve().parents[1]
+    return load_config(run, at="policy") if (run / "config.yaml").is_file() else None
+
+
+def _takes_common_actions(meta: PolicyMeta) -> bool:
+    """Returns whether a policy's actions are those that all tasks share, and not its task's own."""
+    if meta.task not in table("task"):
+        return False  # of others
+    task, robot = resolve("task", meta.task)(), load_robot(meta.robot)
+    own, common = (
+        action_names(control_of(task, robot, common=is_common), robot) for is_common in (False, True)
+    )
+    return meta.action_names == common != own
 
 
 def open_theirs(given: GivenFolder, dataset: Path | None) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:

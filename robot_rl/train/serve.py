@@ -22,8 +22,7 @@ from robot_rl.core.errors import DeviceError
 from robot_rl.core.language import INSTRUCTION
 from robot_rl.core.policy import ChunkSample, ContinuingPolicy
 from robot_rl.policies.checkpoint import PolicyMeta
-from robot_rl.policies.real_time import GuidablePolicy, RealTimeChunks
-from robot_rl.policies.residual import ResidualPolicy
+from robot_rl.policies.real_time import RealTimeChunks
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.real.link import Link
 from robot_rl.real.messages import Array, Ask, Message, MessageError, Refusal, Reply
@@ -208,10 +207,12 @@ def _check_names(
 
 def continuing(policy: SavedPolicy) -> SavedPolicy:
     """Returns the policy with real-time chunking around it, if it can have that."""
-    flow = policy.base if isinstance(policy, ResidualPolicy) else policy
-    if isinstance(policy, ContinuingPolicy) or not isinstance(flow, GuidablePolicy):
+    if isinstance(policy, ContinuingPolicy):
         return policy
-    return RealTimeChunks(cast("nn.Module", policy))
+    try:
+        return RealTimeChunks(cast("nn.Module", policy))
+    except ValueError:  # no flow acts
+        return policy
 
 
 def facts_of(policy: SavedPolicy, meta: PolicyMeta) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Real-time chunking: the formula by hand, cases whose optimum is known, and the adapter."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from robot_rl.policies.networks import initialise
 from robot_rl.policies.processes import FlowODE, TimeGrid
 from robot_rl.policies.real_time import RealTimeChunks, RealTimeConfig, guidance_weight, guided, soft_mask
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
+from robot_rl.policies.vla.config import SmallVLAConfig
+from robot_rl.policies.vla.small import SmallVLA
 
 META = PolicyMeta(
     task="t",
@@ -251,6 +254,15 @@ def test_bad_inputs_are_named() -> None:
     for base in (gaussian, ResidualPolicy(gaussian, ResidualHeadConfig())):
         with pytest.raises(ValueError, match=r"Policy shows no velocity field to steer\. Allowed: flow"):
             RealTimeChunks(base)
+    vla = SmallVLAConfig(horizon=6, cameras=(), width=16, heads=2, depth=1, context_depth=1, text_depth=1)
+    sizes: dict[str, Any] = {"state_dim": 4, "action_dim": 2}
+    RealTimeChunks(SmallVLA(vla, **sizes))
+    with pytest.raises(
+        ValueError, match=r"SmallVLA acts by its regression, got decodes=regression\. Allowed:"
+    ):
+        RealTimeChunks(SmallVLA(replace(vla, decodes="regression"), **sizes))
+    with pytest.raises(ValueError, match=r"got chunks of 1 step, which leave nothing to continue"):
+        RealTimeChunks(SmallVLA(replace(vla, horizon=1), **sizes))
     for value in (-1.0, math.nan):
         with pytest.raises(ValueError, match=rf"max_guidance: got {value}, allowed: 0 or more"):
             RealTimeConfig(max_guidance=value)

@@ -422,7 +422,13 @@ def test_evaluate_repeats_the_run_on_all_its_robots_or_on_one(
     assert "robot: got 'viperx', the run" in capsys.readouterr().err
     assert main(["evaluate", f"policy={folder}", "robot=viperx", "episodes=1"]) == 2
     assert "here it is 'viperx'" in capsys.readouterr().err
+    capsys.readouterr()
     assert main(["evaluate", f"policy={folder}", "robot=gantry", "episodes=4"]) == 0
+    (gantry,) = capsys.readouterr().out.splitlines()
+    assert main(["evaluate", f"policy={folder}", "episodes=4"]) == 0
+    *each, _ = capsys.readouterr().out.splitlines()
+    assert len(each) == 2
+    assert each[1] == gantry
 
 
 def test_the_report_shows_both_curves(

@@ -12,13 +12,17 @@ import pytest
 import torch
 
 from robot_rl.core.errors import CheckpointError, DeviceError
+from robot_rl.core.language import INSTRUCTION, encode_text
 from robot_rl.core.policy import ContinuingPolicy
 from robot_rl.policies.async_executor import AsyncExecutor
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.policies.networks import initialise
 from robot_rl.policies.real_time import RealTimeChunks
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
+from robot_rl.policies.vla.config import SmallVLAConfig
+from robot_rl.policies.vla.small import SmallVLA
 from robot_rl.real import remote
 from robot_rl.real.messages import Ask
 from robot_rl.real.remote import DoorConfig, RemoteConfig
@@ -257,6 +261,24 @@ def test_a_refinement_that_failed_late_is_not_forgotten(serve: Callable[[Any], S
         with pytest.raises(DeviceError, match="refine: IndexError: late"):
             policy.refine(policy.encode(tensors), given)
         assert server.server.counts.refined == 1
+
+
+def test_the_words_reach_a_served_policy_of_several_tasks(serve: Callable[..., Served]) -> None:
+    config = SmallVLAConfig(horizon=4, cameras=(), width=16, heads=2, depth=1, context_depth=1)
+    policy = SmallVLA(config, state_dim=3, action_dim=2, generator=torch.Generator().manual_seed(0)).eval()
+    initialise(policy, torch.Generator().manual_seed(1))
+    served = serve(policy, replace(META, tasks=("reach", "push_cube")))
+    asked, meta = open_remote(served.config, real_time=False)
+    with closing(asked):
+        assert (meta.does("push_cube"), meta.does("pick_cube")) == (True, False)
+        noise, state = torch.zeros(1, 4, 2), torch.zeros(1, 3)
+        chunks: list[torch.Tensor] = []
+        for words in ("open the drawer", "push the cube"):
+            obs = {"state": state, INSTRUCTION: torch.from_numpy(encode_text([words]))}
+            chunks.append(asked.sample(asked.encode(obs), z=noise).actions)
+            with torch.inference_mode():
+                assert chunks[-1].equal(policy.sample(policy.encode(obs), z=noise).actions)
+        assert not chunks[0].equal(chunks[1])
 
 
 def test_real_time_chunking_can_be_chosen_later(serve: Callable[[Any], Served]) -> None:

@@ -19,6 +19,10 @@ class DeployConfig:
     """A shipped station, or the path of a station file."""
     which: Literal["final", "base"] = "final"
     """The policy after residual RL, or the cloned one."""
+    robot: str | None = None
+    """One source of a run of several robots or tasks; the only one of the station's robot if None."""
+    instruction: str | None = None
+    """The instruction that the policy gets; the task's own words if None."""
     policy: str | None = None
     """tls://host:port of the `robot-rl serve-policy` that computes it; here if None."""
     remote: RemoteKeys = field(default_factory=RemoteKeys)

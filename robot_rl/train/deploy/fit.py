@@ -9,17 +9,53 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.registry import resolve
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.real.station import ObjectConfig, StationConfig
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.config import RunConfig
 
 _HOME_RAD = 0.05
 """Largest difference from the home position of training."""
 _SHOWN = 4
+
+
+def env_at(station: StationConfig, run: RunConfig, source: str | None) -> EnvConfig:
+    """Returns the env of the source that acts at a station.
+
+    Args:
+        station: where it acts.
+        run: what the policy was trained in.
+        source: its name; None for the only one, or the only one of the station's robot.
+
+    Raises:
+        ConfigError: there is no source of that name, or none is named where several fit.
+    """
+    if not run.sources:
+        allowed = "left out: the run has one robot and one task"
+        require(source is None, "robot", source, allowed)
+        return run.env
+    names = list(run.sources)
+    if source is None:
+        there = load_robot(station.robot).name
+        names = [name for name in run.sources if _robot_of(run.env_of(name)) == there]
+        if len(names) == 1:
+            return run.env_of(names[0])
+    if source not in names:
+        raise ConfigError(
+            f"robot: got {source!r}, allowed: {' or '.join(run.sources)}, the sources of the run. Name the "
+            f"one that stands at station {station.name}, such as robot={next(iter(run.sources))}."
+        )
+    return run.env_of(source)
+
+
+def _robot_of(config: EnvConfig) -> str:
+    task = resolve("task", config.task, at="env.task")
+    return load_robot(config.robot or task.default_robot).name
 
 
 def check_fit(meta: PolicyMeta, config: EnvConfig, station: StationConfig) -> None:
@@ -34,7 +70,7 @@ def check_fit(meta: PolicyMeta, config: EnvConfig, station: StationConfig) -> No
         ConfigError: names everything that differs.
     """
     with closing(Mirror(config)) as mirror:
-        problems = [*_of_policy(meta, mirror), *_of_station(config, station, mirror)]
+        problems = [*_of_policy(meta, config, mirror), *_of_station(config, station, mirror)]
     if problems:
         raise ConfigError(
             f"station {station.name} does not fit the policy: {'; '.join(problems)}. "
@@ -54,17 +90,22 @@ def in_scene_of(config: EnvConfig, station: StationConfig) -> StationConfig:
     )
 
 
-def _of_policy(meta: PolicyMeta, mirror: Mirror) -> Iterator[str]:
+def _of_policy(meta: PolicyMeta, config: EnvConfig, mirror: Mirror) -> Iterator[str]:
     """Yields the differences between what training recorded and the task that is installed here."""
     env = mirror.env
     pairs = {
-        "task": (meta.task, env.task),
+        "task": (env.task if meta.does(env.task) else meta.tasks or meta.task, env.task),
         "robot": (env.robot if meta.serves(env.robot) else meta.robot, env.robot),
         "control rate": (meta.control_hz, env.control_hz),
         "observed": (meta.state_names, env.state_names),
         "actions": (meta.action_names, env.action_names),
     }
     yield from (_differs(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
+    if meta.tasks and not config.instruction:
+        yield (
+            f"instruction: the words of one of {_words(meta.tasks)} in training, none there (env.instruction "
+            "of the run is empty; the policy's own run has env.instruction=task)"
+        )
 
 
 def _of_station(config: EnvConfig, station: StationConfig, mirror: Mirror) -> Iterator[str]:

@@ -46,6 +46,8 @@ class Journal:
     config: DeployConfig
     task: str
     real: bool
+    instruction: str | None = None
+    """The words that the policy gets; None if none."""
     episodes: list[EpisodeOutcome] = field(default_factory=lambda: list[EpisodeOutcome]())
     timing: list[Timing] = field(default_factory=lambda: list[Timing]())
     tracked: list[tuple[Array, Array]] = field(default_factory=lambda: list[tuple[Array, Array]]())
@@ -71,6 +73,7 @@ class Journal:
         solved, total = sum(episode.success for episode in self.episodes), len(self.episodes)
         return {
             "task": self.task,
+            "instruction": self.instruction,
             "station": self.config.station,
             "real": self.real,
             "run": self.config.run,

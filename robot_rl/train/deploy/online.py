@@ -96,7 +96,7 @@ def _stationed(config: RunConfig, station: StationConfig, folder: Path) -> EnvDe
     station = in_scene_of(config.env, station)
     check_fit(meta, config.env, station)
     deployed = DeployConfig(run=str(folder), station=str(config.station))
-    return station_device(station, deployed, config, folder, None)
+    return station_device(station, deployed, config.env, folder, None)
 
 
 def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: StationConfig | None) -> Teleop:

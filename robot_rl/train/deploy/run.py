@@ -40,11 +40,12 @@ from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.stepping import Moment, lockstep
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.opened import keeping_stops
+from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.env import StationEnv
-from robot_rl.train.deploy.fit import check_fit, in_scene_of
+from robot_rl.train.deploy.fit import check_fit, env_at, in_scene_of
 from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
 from robot_rl.train.deploy.remote import RemotePolicy, open_remote
@@ -67,23 +68,28 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
         RobotRLError: the policy does not fit, the arm is not there or stopped; the message says what to do.
     """
     run_config = load_config(Path(config.run), at="run")
-    station = in_scene_of(run_config.env, load_station(config.station))
+    station = load_station(config.station)
+    shown = env_at(station, run_config, config.robot).with_instruction(config.instruction)
+    station = in_scene_of(shown, station)
     policy, meta = _policy(config)
-    check_fit(meta, run_config.env, station)
+    check_fit(meta, shown, station)
     torch.set_num_threads(run_config.torch_threads)
     with LeaseStore().hold(
-        device_of(station), holder=f"deploy {meta.task}", wait_s=config.lease_wait_s
+        device_of(station), holder=f"deploy {shown.task}", wait_s=config.lease_wait_s
     ) as lease:  # without a lease there is no folder
         folder = new_folder(config.out, f"deploy-{station.name}")
         display.message(f"deployment: {folder}")
         if config.export is not None:
             policy = _exported(policy, meta, run_config, folder / "export")
-        journal = Journal(folder=folder, config=config, task=meta.task, real=station.real)
+        journal = Journal(folder=folder, config=config, task=shown.task, real=station.real)
         try:
             with (
-                closing(station_device(station, config, run_config, folder, ask).open(lease)) as env,
+                closing(station_device(station, config, shown, folder, ask).open(lease)) as env,
                 _recorder(config, station, env, folder) as recorder,
             ):
+                if shown.instruction:
+                    journal.instruction = env.instruction
+                    display.message(f"instruction: {env.instruction}")
                 player = Player(config, env, policy, meta, journal, recorder, display)
                 player.play(eval_seeds(run_config.seed, config.episodes), lease.check)
                 journal.ended = "complete"
@@ -106,11 +112,19 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
 def station_device(
     station: StationConfig,
     config: DeployConfig,
-    run_config: RunConfig,
+    shown: EnvConfig,
     folder: Path,
     ask: Callable[[str], None] | None,
 ) -> EnvDevice:
-    """Returns a station's arm. Opened, it has driver and supervisor; closed, it is left at rest."""
+    """Returns a station's arm. Opened, it has driver and supervisor; closed, it is left at rest.
+
+    Args:
+        station: where it stands.
+        config: how it is deployed.
+        shown: the task, as in training.
+        folder: of the deployment, for logs.
+        ask: see `deploy`.
+    """
 
     def make(lease: LeaseLike) -> StationEnv:
         logs = folder / "station"
@@ -119,7 +133,7 @@ def station_device(
             processes = stack.enter_context(StationProcesses(file, logs, token=lease.token))
             env = StationEnv(
                 station,
-                run_config.env,
+                shown,
                 processes.client(),
                 open_sensors(station, processes.sockets),
                 compensate=config.compensate,
@@ -132,7 +146,7 @@ def station_device(
         return env
 
     spec = device_of(station)
-    return EnvDevice(spec, make, on_stop=keeping_stops(spec, f"{folder.name} of {run_config.env.task}"))
+    return EnvDevice(spec, make, on_stop=keeping_stops(spec, f"{folder.name} of {shown.task}"))
 
 
 def file_of(station: StationConfig, name: str, folder: Path) -> str:
