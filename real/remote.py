@@ -73,7 +73,7 @@ class DoorConfig:
             (self.cert is None) == (self.key is None), "key", self.key, "given with `cert`, and only then"
         )
         require(self.client_ca is None or self.cert is not None, "client_ca", self.client_ca, "with `cert`")
-        if self.cert is None and not _is_loopback(self.host):
+        if self.cert is None and not is_loopback(self.host):
             raise ConfigError(
                 f"host: {self.host} is not this computer's loopback, and without `cert` and `key` all would "
                 "travel in the open. Give both, or listen at 127.0.0.1."
@@ -115,7 +115,7 @@ class RemoteConfig(RemoteKeys):
     def __post_init__(self) -> None:
         super().__post_init__()
         scheme, host, _ = self.parts
-        if scheme == "tcp" and not _is_loopback(host):
+        if scheme == "tcp" and not is_loopback(host):
             raise ConfigError(
                 f"policy: {self.address} leaves this computer without TLS. Use tls://{host}:<port>."
             )
@@ -488,7 +488,8 @@ def _tls_reason(error: OSError) -> str:
     return f"TLS: {str(reason).lower().replace('_', ' ')}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this computer reach that address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -149,6 +149,7 @@ MISTAKES = [
     ["reward", "train", "data=/no/such", "out=x"],
     ["serve-policy", "run=/no/such", "token_file=x"],
     ["serve-policy", "run=/no/such"],
+    ["serve-policy", "run=/no/such", "protocol=vla-eval", "host=0.0.0.0"],
     ["serve-sim-arm", "delay=3"],
 ]
 
