@@ -248,6 +248,6 @@ def test_settings_of_processes_are_refused_elsewhere() -> None:
     with pytest.raises(ConfigError, match=r"env\.timeout_s: got 0"):
         EnvConfig(kind="process", id=PUSHER, timeout_s=0.0)
     with pytest.raises(ConfigError, match=r"env\.expert: got 'a:b', allowed: left out but with"):
-        EnvConfig(expert="a:b")
+        EnvConfig(kind="points", id="a", expert="a:b")
     with pytest.raises(ConfigError, match=r"env\.expert: got 'act', allowed: module:function or"):
         EnvConfig(kind="process", id=PUSHER, expert="act")
