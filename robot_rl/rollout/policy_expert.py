@@ -55,7 +55,7 @@ class PolicyExpert:
         (policy, meta), at = load_policy(saved), f"env.expert: {saved}"
         here = {name: getattr(env, name) for name in ("task", "robot", "control_hz", "action_names")}
         elements = tuple(name for name in meta.state_names if name in env.true_names)
-        check_meta(at, meta, replace(meta, tasks=(), robots=(), state_names=elements, **here))
+        check_meta(at, meta, replace(meta, state_names=elements, **here))
         self._columns = [env.true_names.index(name) for name in elements]
         self._env, self._seed = env, np.uint64(seed)
         self._executor = ChunkExecutor(policy, env.num_envs, n_exec=1, mode="ode")

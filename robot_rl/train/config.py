@@ -489,7 +489,7 @@ class RunConfig:
 
     def _check_critics(self) -> None:
         """Refuses critics that read what the env does not show."""
-        if getattr(getattr(self.method, "algorithm", None), "privileged", False):
+        if self.method.reads_privileged:
             allowed = "false without env.privileged=true, which shows the privileged state"
             require(self.env.privileged, "method.algorithm.privileged", True, allowed)
             allowed = "false with an arm, which has no privileged state"

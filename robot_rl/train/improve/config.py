@@ -106,6 +106,11 @@ class MethodSettings(Choice):
         """Whether nothing is learned, and the base is the result."""
         return self.env_steps == 0
 
+    @property
+    def reads_privileged(self) -> bool:
+        """Whether its critics read the privileged state."""
+        return getattr(getattr(self, "algorithm", None), "privileged", False)
+
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         require(holds, f"method.{field}", getattr(self, field), allowed)
 

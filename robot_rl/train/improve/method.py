@@ -84,8 +84,7 @@ def privileged_scale(config: RunConfig, episodes: Episodes) -> Normaliser | None
     Raises:
         ConfigError: they should read it, and there is none.
     """
-    algorithm = getattr(config.method, "algorithm", None)
-    if not getattr(algorithm, "privileged", False):
+    if not config.method.reads_privileged:
         return None
     if PRIVILEGED not in episodes.obs:
         raise ConfigError(

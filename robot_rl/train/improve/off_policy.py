@@ -110,10 +110,13 @@ def assemble(
 
 def small_encoding(policy: Module, episodes: Episodes) -> Collection[str]:
     """Returns the names in a policy's encoding if it is smaller than the pictures it is of, else none."""
+    pictures = sum(value[0].nbytes for key, value in episodes.obs.items() if key.endswith(".rgb"))
+    if not pictures:
+        return ()
     device = next(policy.parameters()).device
-    row = {key: torch.tensor(value[:1], device=device) for key, value in episodes.obs.items()}
-    encoded = policy.encode(row)
-    pictures = sum(value.nbytes for key, value in row.items() if key.endswith(".rgb"))
+    encoded = policy.encode(
+        {key: torch.tensor(value[:1], device=device) for key, value in episodes.obs.items()}
+    )
     return list(encoded) if sum(value.nbytes for value in encoded.values()) < pictures else ()
 
 
