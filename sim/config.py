@@ -13,6 +13,8 @@ from robot_rl.core.registry import resolve, table
 
 Looks = Literal["fixed", "varied", "held_out"]
 """How a scene looks, see `sim/looks.py`."""
+Engine = Literal["mujoco", "mujoco_warp"]
+"""What simulates, see `sim/backends/`."""
 OWN_WORDS = "task"
 """The `instruction` that is the task's own."""
 MANY_SIMS = 2000
@@ -83,6 +85,11 @@ class EnvConfig:
     looks: Looks = "fixed"
     """`varied`: every episode draws colours, lights, camera poses and the places of things in the background;
     `held_out`: from beyond those ranges, for evaluation."""
+    engine: Engine = "mujoco"
+    """What simulates: `mujoco` on the CPU in double precision, or `mujoco_warp` in single precision,
+    thousands of simulations on a GPU. Evaluations are made on the CPU."""
+    engine_device: str | None = None
+    """Of mujoco_warp: `cuda`, `cuda:1`, or `cpu` for tests; if null the first GPU, or the CPU without one."""
     num_threads: int = 0
     """Threads that simulate, and threads that draw; all cores if 0."""
     dump_diverged: str | None = None
@@ -103,6 +110,8 @@ class EnvConfig:
         self._require_for_cameras("camera_delay_s", f"0 to {most:g}", lambda delay_s: 0 <= delay_s <= most)
         require_fields(self, "env.", "0 or more", "workers")
         require(self.timeout_s > 0, "env.timeout_s", self.timeout_s, "above 0")
+        is_on_cpu, device = self.engine == "mujoco", self.engine_device
+        require(device is None or not is_on_cpu, "env.engine_device", device, "null with env.engine=mujoco")
         if self.kind == "sim":
             require(self.id is None, "env.id", self.id, "none with env.kind=sim")
             require(not self.settings, "env.settings", self.settings, "none with env.kind=sim")
@@ -131,6 +140,10 @@ class EnvConfig:
     def unseen(self) -> EnvConfig:
         """Returns the same without cameras."""
         return replace(self, cameras=(), camera_hz=(), camera_delay_s=(), depth=False)
+
+    def evaluated(self) -> EnvConfig:
+        """Returns the same on the CPU engine: its numbers repeat, so evaluations are made there."""
+        return replace(self, engine="mujoco", engine_device=None)
 
     def with_instruction(self, instruction: str | None) -> EnvConfig:
         """Returns the same with other words as the instruction; unchanged if None.

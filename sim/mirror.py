@@ -107,7 +107,7 @@ class Mirror:
             self._qvel[thing.dof : thing.dof + 3] = moving.get(name, 0.0)
         if self._slides:
             self._slide(objects, moving)
-        return self.env.set_state(self.env.backend.state)
+        return self.env.set_state(self.env.backend.read_states())
 
     def _slide(self, objects: Mapping[str, Array], moving: Mapping[str, Array]) -> None:
         """Sets each slide to the distance of its body from where the body would be at 0."""

@@ -100,7 +100,7 @@ class Pictures:
         self._now = np.zeros(num_envs, np.int64)
         """Physics steps since the cameras began."""
         self._waiting = {
-            i: np.zeros((num_envs, clock.num_in_flight, backend.state.shape[1]))
+            i: np.zeros((num_envs, clock.num_in_flight, backend.state_size))
             for i, clock in enumerate(self._clocks)
             if clock.delay or clock.period != self._substeps  # others show the present state
         }
@@ -112,7 +112,7 @@ class Pictures:
         self._now[rows] = 0
         self._drawn[:, rows] = -1
         for states in self._waiting.values():
-            states[rows] = to_numpy(self._backend.state)[rows, None]
+            states[rows] = to_numpy(self._backend.read_states())[rows, None]
 
     def step(self, active: Array | None) -> Array:
         """Advances all or the active simulations by one control step, and keeps the states that cameras see.
@@ -128,7 +128,7 @@ class Pictures:
             diverged, done = found if diverged is None else diverged | found, stop
             for camera, (column, at) in due.items():
                 (rows,) = np.nonzero(at == stop)
-                self._waiting[camera][rows, column[rows]] = to_numpy(self._backend.state)[rows]
+                self._waiting[camera][rows, column[rows]] = to_numpy(self._backend.read_states())[rows]
         assert diverged is not None, "a control step has physics steps"
         return diverged
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from robot_rl.core.arrays import Array, namespace
+from robot_rl.core.arrays import Array, like, namespace
 from robot_rl.core.errors import ModelError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.backend import Backend
@@ -66,14 +66,14 @@ class Randomizer:
         for name, value in values.items():
             self._fields[name][...] = self._backend.asarray(value)
         if _DERIVED & self._fields.keys():
-            self._backend.recompute_constants(self._backend.xp.arange(len(self._backend.state)))
+            self._backend.recompute_constants(self._backend.xp.arange(self._backend.num_sims))
 
     def apply(self, ids: Array, rng: EpisodeRng) -> None:
         """Draws and writes every term for the given simulations."""
         for term, row, nominal in self._terms:
             new, size = term.draw(nominal, rng), nominal.shape[0]
             columns = slice(None) if term.component is None else slice(term.component, term.component + 1)
-            target = self._fields[term.field].reshape(len(self._backend.state), -1, size)
-            target[ids, row, columns] = new[:, columns]
+            target = self._fields[term.field].reshape(self._backend.num_sims, -1, size)
+            target[ids, row, columns] = like(new[:, columns], target)
         if _DERIVED & self._fields.keys():
             self._backend.recompute_constants(ids)

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.core.arrays import Array, Kind, copied, to_numpy
+from robot_rl.core.arrays import Array, Kind, assign, copied, like, to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
 from robot_rl.core.machine import usable_cores
@@ -24,8 +24,9 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
+from robot_rl.sim.backends.backend import Backend
+from robot_rl.sim.backends.engines import make_backend
 from robot_rl.sim.backends.model_index import cells
-from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
@@ -82,14 +83,8 @@ class SimVectorEnv(VectorEnv):
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
         self._state = state_quantities(self._task, self._robot)
         scene, looks = scene_and_looks(self._task, self._robot, config.looks)
-        self.backend = MujocoCpu(
-            scene,
-            self._robot,
-            (*self._state, "tool.zaxis", *self._task.privileged),
-            num_envs,
-            config.num_threads,
-            array=array,
-        )
+        quantities = (*self._state, "tool.zaxis", *self._task.privileged)
+        self.backend: Backend = make_backend(config, scene, self._robot, quantities, num_envs, array=array)
         self.xp, self.device = self.backend.xp, self.backend.device
         self.index, self.view = self.backend.index, self.backend.view
         control = control_of(self._task, self._robot, common=config.common_actions)
@@ -166,7 +161,7 @@ class SimVectorEnv(VectorEnv):
         active = None if active is None else self._mask(active)
         commanded, limited = self._command(actions, active)
         target_rad = copied(self._ctrl[:, self.index.arm_ctrl])
-        before = copied(self.backend.state)
+        before = copied(self.backend.read_states())
         diverged = self._pictures.step(active)
         if diverged.any():
             self._contain(diverged, before)
@@ -214,15 +209,15 @@ class SimVectorEnv(VectorEnv):
         commanded[broken] = 0.0
         gripper = self.controller.gripper(commanded)
         if active is None and not len(broken):
-            self._ctrl[:, self.index.arm_ctrl] = safe
-            self._ctrl[:, self.index.gripper_ctrl] = gripper[:, None]
+            assign(self._ctrl, (slice(None), self.index.arm_ctrl), safe)
+            assign(self._ctrl, (slice(None), self.index.gripper_ctrl), gripper[:, None])
         else:
             is_commanded = xp.ones_like(limited) if active is None else copied(active)
             rows = xp.nonzero(is_commanded)[0]
-            self._ctrl[cells(rows, self.index.arm_ctrl)] = safe[rows]
+            assign(self._ctrl, cells(rows, self.index.arm_ctrl), safe[rows])
             is_commanded[broken] = False
             gripped = xp.nonzero(is_commanded)[0]
-            self._ctrl[cells(gripped, self.index.gripper_ctrl)] = gripper[gripped, None]
+            assign(self._ctrl, cells(gripped, self.index.gripper_ctrl), gripper[gripped, None])
         return commanded, limited
 
     def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
@@ -256,7 +251,7 @@ class SimVectorEnv(VectorEnv):
             )
         self.backend.clear(ids)
         good = ids[(self.xp.abs(before[ids]) < self.backend.largest_state).all(axis=1)]
-        self.backend.state[good] = before[good]
+        self.backend.write_states(good, before[good])
         self.backend.forward(ids)
         self._pictures.begin(ids)
 
@@ -318,17 +313,17 @@ class SimVectorEnv(VectorEnv):
         robot, task = self._robot, self._task
         noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
         arm = self._home + noise
-        self._qpos[cells(ids, self.index.arm_qpos)] = arm
+        assign(self._qpos, cells(ids, self.index.arm_qpos), arm)
         start = task.start(rng)
         fingers = robot.gripper_home if start.fingers is None else start.fingers
         self._qpos[cells(ids, self.index.finger_qpos)] = fingers
-        self._ctrl[cells(ids, self.index.arm_ctrl)] = arm
+        assign(self._ctrl, cells(ids, self.index.arm_ctrl), arm)
         self._ctrl[cells(ids, self.index.gripper_ctrl)] = robot.gripper_open
         for joint, value in start.joints.items():
             first = self.index.qpos_of[joint]
-            self._qpos[ids, first : first + value.shape[1]] = value
+            assign(self._qpos, (ids, slice(first, first + value.shape[1])), value)
         for body, value in start.mocap.items():
-            self._mocap_pos[ids, self.index.mocap_of[body]] = value
+            assign(self._mocap_pos, (ids, self.index.mocap_of[body]), value)
         if start.held:
             self._put_in_hand(ids, start.held)
 
@@ -338,7 +333,8 @@ class SimVectorEnv(VectorEnv):
         world_from_tool = self.controller.tool_poses(ids)
         for joint, tool_from_thing in held.items():
             first = self.index.qpos_of[joint]
-            self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
+            pose = compose(world_from_tool, like(tool_from_thing, world_from_tool))
+            assign(self._qpos, (ids, slice(first, first + 7)), pose)
         self._ctrl[cells(ids, self.index.gripper_ctrl)] = self._robot.gripper_closed
         closing = self.xp.zeros_like(self._elapsed, dtype=self.xp.bool)
         closing[ids] = True
@@ -375,16 +371,16 @@ class SimVectorEnv(VectorEnv):
     def get_state(self) -> Array:
         """Returns (B, n): MuJoCo's integration state of each simulation, and what late cameras will show."""
         waiting = self._asarray(self._pictures.rows())
-        return self.xp.concat([self.backend.state, waiting], axis=1)
+        return self.xp.concat([self._asarray(self.backend.read_states(), self.xp.float64), waiting], axis=1)
 
     def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
         """Puts the masked simulations into rows of `get_state`; episode clocks run on."""
-        state, rows, mask = self.backend.state, self._asarray(rows), self._mask(mask)
+        rows, mask, own = self._asarray(rows), self._mask(mask), self.backend.state_size
         (ids,) = self.xp.nonzero(mask)
-        need, own = (self.num_envs, state.shape[1] + self._pictures.num_columns), state.shape[1]
+        need = (self.num_envs, own + self._pictures.num_columns)
         if tuple(rows.shape) != need:
             raise ConfigError(f"{self.task}.set_state: got rows of shape {tuple(rows.shape)}, need {need}")
-        state[ids] = rows[ids, :own]
+        self.backend.write_states(ids, rows[ids, :own])
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         self._pictures.put(ids, to_numpy(rows[ids, own:]))

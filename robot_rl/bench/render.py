@@ -18,6 +18,7 @@ import numpy as np
 
 from robot_rl.core.errors import require
 from robot_rl.core.machine import usable_cores
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.telemetry.progress import ProgressDisplay
@@ -47,7 +48,7 @@ def run(
     env.reset(seed=0)
     views = [Camera(name=name, width=pixels, height=pixels) for name in cameras]
     ours = [env.backend.renderer(views, threads) for threads in (1, cores)]
-    bare = [_Bare(env.backend.model, views) for _ in range(cores)]
+    bare = [_Bare(on_cpu(env.backend).model, views) for _ in range(cores)]
 
     def drawn(renderer: Any) -> Callable[[], int]:
         def draw() -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.bench.peers import PEERS, peer_steps_per_s
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Array = NDArray[Any]
@@ -119,7 +120,7 @@ def _record(env: SimVectorEnv, seed: int) -> tuple[list[Array], _Load]:
         noise = rng.normal(0.0, 0.1, (env.num_envs, len(env.action_names)))
         actions.append(np.clip(expert.act() + noise, -1.0, 1.0).astype(np.float32))
         if step >= _SEGMENT_STEPS:
-            states.append(env.backend.state[:, physics].copy())
+            states.append(on_cpu(env.backend).state[:, physics].copy())
             warmstarts.append(fields["qacc_warmstart"].copy())
         commands = _commands(env, actions[-1])
         if step >= _SEGMENT_STEPS:
@@ -145,10 +146,10 @@ def _commands(env: SimVectorEnv, action: Array) -> Array:
 
 def _physics_columns(env: SimVectorEnv) -> slice:
     """Returns the columns of the state rows that `mujoco.rollout` uses: the first ones."""
-    model, spec = env.backend.model, int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
+    model, spec = on_cpu(env.backend).model, int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
     row = np.empty(mujoco.mj_stateSize(model, spec))
-    mujoco.mj_getState(model, env.backend.batch.get_data(0), row, spec)
-    assert np.array_equal(row, env.backend.state[0, : len(row)]), "MuJoCo has another order of states"
+    mujoco.mj_getState(model, on_cpu(env.backend).batch.get_data(0), row, spec)
+    assert np.array_equal(row, on_cpu(env.backend).state[0, : len(row)]), "MuJoCo has another order of states"
     return slice(0, len(row))
 
 
@@ -159,7 +160,7 @@ def _replay(env: SimVectorEnv, actions: list[Array]) -> None:
 
 def _rollout_s(env: SimVectorEnv, load: _Load) -> float:
     """Returns the seconds of the same physics in C: one call, all cores, preallocated outputs."""
-    model, num_substeps = env.backend.model, env.num_substeps
+    model, num_substeps = on_cpu(env.backend).model, env.num_substeps
     control = np.repeat(load.control[:, None], num_substeps, axis=1)
     datas = [mujoco.MjData(model) for _ in range(os.cpu_count() or 1)]
     state = np.zeros((len(control), num_substeps, load.state.shape[1]))

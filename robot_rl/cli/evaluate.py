@@ -236,7 +236,8 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
         episodes=total,
         devices={
             name: simulation(
-                config.env_of(name).with_instruction(options.instruction), config.evaluate.num_envs
+                config.env_of(name).evaluated().with_instruction(options.instruction),
+                config.evaluate.num_envs,
             )
             for name in names
         },

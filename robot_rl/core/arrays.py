@@ -35,6 +35,14 @@ def like(values: Any, array: Array) -> Array:
     return namespace(array).asarray(values, dtype=array.dtype, device=array.device)
 
 
+def assign(target: Array, index: Any, values: Any) -> None:
+    """Writes values to the elements of `target` that an index names, as numbers of its type.
+
+    Torch refuses to write float64 by arrays of indices into float32.
+    """
+    target[index] = like(values, target)
+
+
 def copied(array: Array) -> Array:
     """Returns a copy that belongs to the caller."""
     return namespace(array).asarray(array, copy=True)

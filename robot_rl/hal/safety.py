@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from robot_rl.core.arrays import Array, copied, like, to_numpy
+from robot_rl.core.arrays import Array, assign, copied, like, to_numpy
 from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import ConfigError, SafetyStopError, StaleObservationError, require
 
@@ -218,7 +218,7 @@ class SafetyEnvelope:
                 the action rate; unknown if None, and then the next command has no rate limit.
         """
         rows = slice(None) if mask is None else mask
-        self._previous[rows] = np.nan if target_rad is None else target_rad[rows]
+        assign(self._previous, rows, np.nan if target_rad is None else target_rad[rows])
         if self._any_row_stopped:
             self._row_stopped[rows] = False
             self._held[rows] = np.nan

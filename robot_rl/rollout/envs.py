@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.config.used import OTHER_PYTHON
@@ -13,6 +14,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.data.episode import Feature, observed
 from robot_rl.data.episodes import EpisodesMeta, episodes_meta
+from robot_rl.hal.host import HostEnv
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.past_env import PastEnv, without_past
@@ -36,7 +38,12 @@ class Expert(Protocol):
 
 
 def simulation(
-    config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "disabled", draws: bool = False
+    config: EnvConfig,
+    num_envs: int,
+    *,
+    autoreset: Autoreset = "disabled",
+    draws: bool = False,
+    tensors: bool = False,
 ) -> EnvDevice:
     """Returns the device that `num_envs` simulations of a task are; see `make_env`.
 
@@ -44,13 +51,19 @@ def simulation(
     """
     if draws and config.kind in ("gym", "process"):
         config = replace(config, settings={"render_mode": "rgb_array", **config.settings})
-    return EnvDevice(simulator_of(config.kind), lambda _: make_env(config, num_envs, autoreset=autoreset))
+    return EnvDevice(
+        simulator_of(config.kind, config.engine),
+        lambda _: make_env(config, num_envs, autoreset=autoreset, tensors=tensors),
+    )
 
 
-def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_step") -> VectorEnv:
+def make_env(
+    config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_step", tensors: bool = False
+) -> VectorEnv:
     """Returns `num_envs` simulations of a task, with the past in their state if its names ask for it.
 
-    With another `kind` than sim they are environments of others: of Gymnasium, or of a plug-in.
+    An engine with tensors has them copied to numpy arrays, unless the caller takes `tensors`. With
+    another `kind` than sim they are environments of others: of Gymnasium, or of a plug-in.
 
     Raises:
         ConfigError: the past, of envs that begin the next episode by themselves.
@@ -64,7 +77,8 @@ def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_s
     build = resolve("simulator", "mujoco", at="env")
     own = without_past(config.state)
     if own == config.state:
-        return build(config, num_envs, autoreset=autoreset)
+        env = build(config, num_envs, autoreset=autoreset)
+        return env if tensors or env.xp is np else HostEnv(env)
     if autoreset != "disabled":
         raise ConfigError(
             f"env.state: got {next(name for name in config.state if name not in own)!r}, which is of the "

@@ -171,10 +171,13 @@ def is_visible(row: Mapping[str, str], visible: str) -> bool:
     return False
 
 
-def simulator_of(kind: str) -> DeviceSpec:
-    """Returns the device to lease for envs of a kind: sim, gym, process, or the kind of another package."""
+def simulator_of(kind: str, engine: str = "mujoco") -> DeviceSpec:
+    """Returns the device to lease for envs of a kind: sim, gym, process, or the kind of another package.
+
+    Args: engine: what simulates envs of kind sim.
+    """
     slots = cpu_spec().slots
-    name = {"sim": "mujoco", "gym": "gymnasium", "process": "gymnasium"}.get(kind, kind)
+    name = {"sim": engine, "gym": "gymnasium", "process": "gymnasium"}.get(kind, kind)
     found = [spec for spec in simulator_specs(cpu_slots=slots) if spec.name == name]
     return found[0] if found else DeviceSpec(name=name, kind="sim", slots=PER_CORE * slots)
 

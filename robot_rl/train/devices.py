@@ -20,7 +20,9 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     station's arm has one.
     """
     cpu = cpu_spec()
-    found = [(cpu, min(config.torch_threads, cpu.slots)), (simulator_of(config.env.kind), 1)]
+    engines = dict.fromkeys((config.env.engine, config.env.evaluated().engine))
+    simulators = [(simulator_of(config.env.kind, engine), 1) for engine in engines]
+    found = [(cpu, min(config.torch_threads, cpu.slots)), *simulators]
     if config.station is not None:
         from robot_rl.real.claim import device_of  # only where a station is used
         from robot_rl.real.station import load_station

@@ -270,7 +270,7 @@ def _acting_envs(method: Method, session: Session) -> Generator[Mapping[str, Vec
             if config.has_arm:
                 env = make_arm(config, session.folder, leases)
             else:
-                env = open_sim(config, session.folder, leases, name, autoreset=method.autoreset)
+                env = open_sim(config, session.folder, leases, name, method)
             envs[name] = stack.enter_context(closing(env))
         yield envs
 

@@ -1,5 +1,7 @@
 """What a physics engine must offer to run a task; this module is free of MuJoCo.
 
+Two engines do: `mujoco_cpu.py` in double precision, `mujoco_warp.py` in single precision on a GPU.
+
 A scene is an MJCF file, which every engine loads. The back end compiles the names of what a task observes
 (docs/tasks.md, "Names of quantities") and hands out arrays. B simulations, the leading axis of every array.
 """
@@ -69,8 +71,10 @@ class Backend(Protocol):
     """A state with a larger number than this has diverged."""
     cameras: tuple[str, ...]
     """Names of the scene's cameras."""
-    state: Array
-    """One row a simulation that determines its future, (B, n) float64; writable."""
+    num_sims: int
+    """B."""
+    state_size: int
+    """n, columns of a state: MuJoCo's mjSTATE_INTEGRATION of the same model, on every engine."""
     view: View
     """The quantities that the task names."""
     index: ModelIndex
@@ -105,6 +109,14 @@ class Backend(Protocol):
 
     def step(self, num_substeps: int, mask: Array | None = None) -> Array:
         """Advances all or the masked simulations; returns which of them diverged, (B,) bool."""
+        ...
+
+    def read_states(self) -> Array:
+        """Returns one row a simulation that determines its future, (B, n); copy it to keep it."""
+        ...
+
+    def write_states(self, ids: Array, rows: Array) -> None:
+        """Puts simulations (k,) into rows (k, n) of `read_states`; `forward` makes the view current."""
         ...
 
     def clear(self, ids: Array) -> None:

@@ -15,6 +15,7 @@ import torch
 from robot_rl.core.registry import table
 from robot_rl.hal.host import on_host
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.task import Control
 from robot_rl.sim.tasks.reach import Reach
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -133,15 +134,15 @@ def test_both_ways_of_the_tool_are_equal_to_rounding() -> None:
 def test_tensors_are_the_memory_of_the_simulation() -> None:
     _, env = pair()
     env.reset(seed=5)
-    env.backend.state[2, 1] = 0.125
-    assert env.backend.batch.state[2, 1] == 0.125
+    on_cpu(env.backend).state[2, 1] = 0.125
+    assert on_cpu(env.backend).batch.state[2, 1] == 0.125
 
 
 def test_a_simulation_that_diverges_is_contained_in_tensors(tmp_path: Any) -> None:
     ours, theirs = pair(dump_diverged=str(tmp_path))
     for env in (ours, theirs):
         env.reset(seed=5)
-        env.backend.state[1, 8] = 1e12
+        on_cpu(env.backend).state[1, 8] = 1e12
     action = actions(ours, 1)[0]
     seen = theirs.step(tensor(action))
     require_equal(seen, ours.step(action), atol=ROUNDING)

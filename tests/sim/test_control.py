@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ModelError
 from robot_rl.core.registry import table
 from robot_rl.sim.backends.model_index import ModelIndex
-from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
+from robot_rl.sim.backends.mujoco_cpu import MujocoCpu, on_cpu
 from robot_rl.sim.control import Controller
 from robot_rl.sim.poses import compose, quaternion_product, rotate, yaw_quaternion
 from robot_rl.sim.robots.loading import load_robot
@@ -28,7 +28,7 @@ def make(robot: str, task: str = "pick_cube", num_envs: int = 4) -> SimVectorEnv
 
 
 def one_simulation(env: SimVectorEnv, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-    batch = env.backend.batch
+    batch = on_cpu(env.backend).batch
     model, data = batch.get_model(sim), batch.get_data(sim)
     mujoco.mj_forward(model, data)
     return model, data

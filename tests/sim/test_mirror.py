@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
@@ -12,7 +13,7 @@ TASKS = ("pick_cube", "open_drawer", "peg_insert", "gantry_peg", "stack_cube", "
 
 def measured(env: SimVectorEnv, mirror: Mirror):
     """Returns what sensors on an arm and trackers of its objects would say of a simulation."""
-    model, bind = env.backend.model, env.backend.bind
+    model, bind = on_cpu(env.backend).model, env.backend.bind
     qpos, qvel, pos, quat = (bind(name)[0] for name in ("qpos", "qvel", "xpos", "xquat"))
     arm, fingers = mirror.robot.arm_joints, mirror.robot.finger_joints
     objects = {

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from robot_rl.core.language import INSTRUCTION, decode_text
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.scene import BLUE, RED
 from robot_rl.sim.task import Task
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -148,7 +149,7 @@ def test_every_episode_of_one_task_is_one_of_the_other() -> None:
 
 
 def test_the_names_are_the_colours() -> None:
-    model = make("red", 1).backend.model
+    model = on_cpu(make("red", 1).backend).model
     for colour, rgba in (("red", RED), ("blue", BLUE)):
         np.testing.assert_allclose(model.geom(colour).rgba, rgba, atol=1e-7)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal import env_rules
 from robot_rl.sim.backends.backend import Backend
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.cameras import Camera
 from robot_rl.sim.pictures import CameraClock, Pictures
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -24,12 +25,15 @@ class Clockwork:
     timestep_s = 0.005
 
     def __init__(self, num_envs: int) -> None:
-        self.state = np.zeros((num_envs, 1))
+        self.state, self.state_size = np.zeros((num_envs, 1)), 1
         self.drawn: list[tuple[str, list[int]]] = []
 
     def step(self, num_substeps: int, mask: Array | None = None) -> Array:
         self.state[:, 0] += num_substeps * (np.ones(len(self.state)) if mask is None else mask)
         return np.zeros(len(self.state), bool)
+
+    def read_states(self) -> Array:
+        return self.state
 
     def renderer(self, cameras: list[Camera], num_threads: int = 1) -> Any:
         assert num_threads == 1
@@ -261,7 +265,7 @@ def test_a_diverged_simulation_shows_its_last_good_state() -> None:
     env.reset(seed=0)
     action = np.zeros((2, len(env.action_names)), np.float32)
     env.step(action)
-    env.backend.state[1, 2] = np.nan
+    on_cpu(env.backend).state[1, 2] = np.nan
     infos = env.step(action)[4]
     assert infos["diverged"].tolist() == [False, True]
     assert np.isfinite(infos["final_obs"]["front.depth"]).all()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import TABLE
 from robot_rl.data.episodes import Episodes, EpisodesMeta
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.reflection import Reflection, reflection_of
 from robot_rl.sim.robots import panda
 from robot_rl.sim.robots.loading import load_robot
@@ -65,7 +66,7 @@ def test_the_image_of_the_image_is_the_state(task: str) -> None:
 
 def set_mirrored(env: SimVectorEnv, image: Reflection) -> None:
     """Puts every simulation into its mirror image: joints, free bodies, mocap bodies, all at rest."""
-    model, qpos, robot = env.backend.model, env.backend.bind("qpos"), load_robot(env.robot)
+    model, qpos, robot = on_cpu(env.backend).model, env.backend.bind("qpos"), load_robot(env.robot)
     at = [int(model.joint(name).qposadr[0]) for name in (*robot.arm_joints, *robot.finger_joints)]
     count = len(at)
     qpos[:, at] = image.sign[:count] * qpos[:, at][:, image.index[:count]] + image.offset[:count]

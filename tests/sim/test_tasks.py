@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from robot_rl.core.registry import resolve, table
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.task import Task
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
@@ -188,7 +189,7 @@ def test_randomisation_stays_in_its_range(task: str) -> None:
     plain = make(task, 1)
     for term in resolve("task", task).vary:
         varied = env.backend.expand(term.field).reshape(32, -1)
-        nominal = np.asarray(getattr(plain.backend.model, term.field), float).reshape(-1)
+        nominal = np.asarray(getattr(on_cpu(plain.backend).model, term.field), float).reshape(-1)
         scale = varied[:, nominal != 0] / nominal[nominal != 0]
         assert scale.min() >= term.low
         assert scale.max() <= term.high

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError, ModelError, UnknownComponentError
 from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.randomize import Randomizer, Vary
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
@@ -182,7 +183,7 @@ def test_who_is_sent_the_executed_targets_goes_the_same_way() -> None:
                 :, None
             ]
             other.backend.step(other.num_substeps)
-        np.testing.assert_array_equal(twin.backend.state, env.backend.state)
+        np.testing.assert_array_equal(on_cpu(twin.backend).state, on_cpu(env.backend).state)
     assert limited > 60  # of 120: that which was asked leads elsewhere
     assert np.abs(asked_only.controller.joint_positions() - env.controller.joint_positions()).max() > 0.05
 
@@ -316,7 +317,7 @@ def test_terms_name_fields_and_objects_that_exist() -> None:
 
 def test_a_term_sets_or_scales_one_column_or_all() -> None:
     backend = make(3, task="pick_cube").backend
-    row = backend.model.geom("cube").id
+    row = on_cpu(backend).model.geom("cube").id
     terms = (
         Vary(field="geom_friction", element="cube", low=0.4, high=0.4, how="set", component=0),
         Vary(field="geom_size", element="cube", low=2.0, high=2.0),

@@ -18,12 +18,12 @@ from robot_rl.hal.leased import LeasedEnv, open_under
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.rollout.envs import Autoreset, simulation
+from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.online import make_arm
-from robot_rl.train.improve.method import Module, Start, method_of
+from robot_rl.train.improve.method import Method, Module, Start, method_of
 from robot_rl.train.session import Session
 
 
@@ -85,15 +85,16 @@ def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name
     base, _ = load_policy(folder / "policy" / "base")
     method = method_of(config)
     how = (config, folder, leases)
-    env = make_arm(*how) if config.has_arm else open_sim(*how, name, autoreset=method.autoreset)
+    env = make_arm(*how) if config.has_arm else open_sim(*how, name, method)
     return source_in(config, method.make_policy(config, base), env, name)
 
 
 def open_sim(
-    config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name: str, *, autoreset: Autoreset
+    config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name: str, method: Method
 ) -> LeasedEnv:
     """Opens the simulations of a source; states of those that diverge are kept for inspection."""
     env = config.env_of(name)
     if env.kind == "sim":
         env = replace(env, dump_diverged=env.dump_diverged or str(folder / "diverged"))
-    return open_under(leases, simulation(env, config.acting[name].num_envs, autoreset=autoreset))
+    how: dict[str, Any] = {"autoreset": method.autoreset, "tensors": method.takes_tensors}
+    return open_under(leases, simulation(env, config.acting[name].num_envs, **how))

@@ -60,6 +60,8 @@ class Method:
     """Of a plug-in's method, whose name is its `kind`; ours are in `improve.config`."""
     autoreset: Autoreset = "same_step"
     """Of the env that collects."""
+    takes_tensors: bool = False
+    """Whether its sources take the tensors of an engine that has them; else they get numpy arrays."""
     records: bool = True
     """Whether it collects single control steps, which can be kept for later runs."""
 

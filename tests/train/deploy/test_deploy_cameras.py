@@ -20,6 +20,7 @@ pytest.importorskip("cyclonedds")
 from robot_rl.cli.main import main
 from robot_rl.data.store.reader import open_source
 from robot_rl.real.station import STATIONS
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.train.deploy.env import StationEnv
 from tests.real.arm.conftest import WAIT_S, start
@@ -141,7 +142,7 @@ def drawn(report: dict[str, Any], rows_rad: Picture) -> list[Picture]:
         env.reset(seed=[seed])
         for row_rad in rows_rad:
             env.backend.bind("qpos")[0][:7] = row_rad
-            pictures.append(env.set_state(env.backend.state)["front.rgb"][0].copy())
+            pictures.append(env.set_state(on_cpu(env.backend).state)["front.rgb"][0].copy())
     return pictures
 
 

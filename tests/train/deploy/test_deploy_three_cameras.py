@@ -16,6 +16,7 @@ pytest.importorskip("cyclonedds")
 from robot_rl.cli.main import main
 from robot_rl.data.store.reader import open_source
 from robot_rl.real.station import STATIONS
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from tests.real.arm.conftest import WAIT_S, start
 from tests.real.ros2.conftest import own_domain
@@ -76,7 +77,7 @@ def test_each_camera_shows_what_it_showed_in_training(
             episode = open_source(folder / "experience").read(number)
             env.reset(seed=[seed])
             env.backend.bind("qpos")[0][:7] = np.asarray(episode.obs["state"])[0, :7]
-            drawn = env.set_state(env.backend.state)
+            drawn = env.set_state(on_cpu(env.backend).state)
             first = {name: np.asarray(episode.obs[name][[0]])[0] for name in drawn if name != "state"}
             assert set(first) == {"left.rgb", "right.rgb", "wrist.rgb"}
             for name, picture in first.items():
