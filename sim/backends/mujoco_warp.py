@@ -190,6 +190,11 @@ class MujocoWarp:
             self._count(ran_out)
         return diverged
 
+    @property
+    def num_contacts(self) -> int:
+        """Contacts of all simulations in the last physics step; reading it waits for the GPU."""
+        return int(self.bind("nacon")[0])
+
     def _count(self, ran_out: Array) -> None:
         """Counts simulations that ran out of room, and makes more the first time."""
         self._overflow.zero_()

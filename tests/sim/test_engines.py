@@ -1,0 +1,185 @@
+"""MuJoCo Warp against MuJoCo: the same states, judgements and contacts; a broken simulation breaks no other.
+
+On the CPU device of Warp, and on a GPU (`pytest -m gpu`). The first run compiles for minutes.
+"""
+
+import importlib
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.rollout.envs import make_env
+from robot_rl.sim.backends.mujoco_cpu import on_cpu
+from robot_rl.sim.backends.mujoco_warp import MujocoWarp
+from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.robots.gantry import GANTRY
+from robot_rl.sim.scene import add_free_box
+from robot_rl.sim.vector import SimVectorEnv
+
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+NUM_ENVS = 4
+POSITION_TOLERANCE, STATE_TOLERANCE = 1e-4, 1e-3
+"""Of joints (m, rad), and of any observation, after 50 control steps; single precision rounds to 1e-7."""
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip("mujoco_warp", reason="pip install 'robot-rl[warp]'")
+    return request.param
+
+
+def pair(device: str, task: str = "gantry_peg", **config: Any) -> tuple[SimVectorEnv, Any]:
+    ours = EnvConfig(task=task, num_threads=1, **config)
+    return SimVectorEnv(ours, NUM_ENVS), warp_env(device, ours)
+
+
+def warp_env(device: str, config: EnvConfig, num_envs: int = NUM_ENVS) -> Any:
+    return SimVectorEnv(replace(config, engine="mujoco_warp", engine_device=device), num_envs)
+
+
+def warp_of(env: Any) -> MujocoWarp:
+    assert isinstance(env.backend, MujocoWarp)
+    return env.backend
+
+
+def boxes(device: str, **room: int) -> MujocoWarp:
+    """Returns three gantries above a box that lies on a floor."""
+    spec = GANTRY.build()
+    spec.worldbody.add_geom(name="floor", type=0, size=[1, 1, 0.1])
+    add_free_box(spec, "box", half_size_m=(0.05, 0.05, 0.05), mass_kg=0.2)
+    backend = MujocoWarp(spec, GANTRY, ["box.pos"], 3, device=device, **room)
+    first = backend.index.qpos_of["box"]
+    pose = torch.tensor([0.3, 0.0, 0.0499, 1.0, 0.0, 0.0, 0.0])
+    backend.bind("qpos")[:, first : first + 7] = pose
+    backend.forward()
+    return backend
+
+
+@pytest.mark.parametrize("task", ["gantry_peg", "pick_cube"])
+def test_fifty_control_steps_agree(device: str, task: str) -> None:
+    ours, theirs = pair(device, task=task, reward="dense")
+    ours.reset(seed=0)
+    theirs.reset(seed=0)
+    theirs.set_state(torch.as_tensor(ours.get_state()))
+    rng = np.random.default_rng(0)
+    shape = (50, NUM_ENVS, len(ours.action_names))
+    actions = rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+    for step, action in enumerate(actions):
+        seen, reward, terminated, truncated, infos = ours.step(action)
+        got = theirs.step(torch.as_tensor(action))
+        np.testing.assert_allclose(
+            got[0]["state"].cpu(), seen["state"], atol=STATE_TOLERANCE, err_msg=str(step)
+        )
+        np.testing.assert_allclose(got[1].cpu(), reward, atol=STATE_TOLERANCE)
+        for mine, other in ((terminated, got[2]), (truncated, got[3]), (infos["success"], got[4]["success"])):
+            np.testing.assert_array_equal(other.cpu(), mine)
+    position = slice(1, 1 + on_cpu(ours.backend).model.nq)
+    np.testing.assert_allclose(
+        theirs.get_state()[:, position].cpu(), ours.get_state()[:, position], atol=POSITION_TOLERANCE
+    )
+    contacts = sum(on_cpu(ours.backend).batch.get_data(env).ncon for env in range(NUM_ENVS))
+    assert warp_of(theirs).num_contacts == contacts
+    assert warp_of(theirs).num_overflows == 0
+
+
+def test_states_and_starts_are_those_of_the_cpu(device: str) -> None:
+    ours, theirs = pair(device, randomize=True)
+    seen, got = ours.reset(seed=3)[0]["state"], theirs.reset(seed=3)[0]["state"].cpu()
+    # The gripper has closed on the peg: it still moves a little, and by single precision otherwise.
+    np.testing.assert_allclose(got, seen, atol=0.01)
+    rows = ours.get_state()
+    theirs.set_state(torch.as_tensor(rows))
+    np.testing.assert_allclose(theirs.get_state().cpu(), rows.astype(np.float32), rtol=1e-6, atol=1e-6)
+    for field in ("geom_friction", "body_mass"):
+        np.testing.assert_allclose(theirs.backend.expand(field).cpu(), ours.backend.expand(field), rtol=1e-5)
+    state = theirs.state_dict()
+    assert state["state"].dtype == np.float64
+    np.testing.assert_allclose(theirs.load_state_dict(state)["state"].cpu(), seen, atol=1e-5)
+
+
+def test_a_mask_leaves_the_others_as_they_are(device: str) -> None:
+    env = warp_env(device, EnvConfig(task="gantry_peg"))
+    env.reset(seed=0)
+    before, active = env.get_state(), torch.tensor([True, False, True, False], device=env.device)
+    env.step_masked(torch.ones((NUM_ENVS, 3), device=env.device), active)
+    after = env.get_state()
+    assert torch.equal(after[~active], before[~active])
+    assert bool((after[active] != before[active]).any(dim=1).all())
+
+
+def test_a_simulation_that_blows_up_is_found_and_put_back_and_touches_no_other(device: str) -> None:
+    env, twin = (warp_env(device, EnvConfig(task="gantry_peg")) for _ in range(2))
+    for each in (env, twin):
+        each.reset(seed=0)
+    env.backend.bind("qvel")[1, 0] = float("nan")
+    still = torch.zeros((NUM_ENVS, 3), device=env.device)
+    _, _, terminated, truncated, infos = env.step(still)
+    twin.step(still)
+    assert infos["diverged"].tolist() == [False, True, False, False]
+    assert truncated.tolist() == [False, True, False, False]
+    assert not terminated.any()
+    assert env.num_diverged == 1
+    assert bool(torch.isfinite(env.get_state()).all())
+    others = [0, 2, 3]
+    torch.testing.assert_close(env.get_state()[others], twin.get_state()[others], atol=1e-5, rtol=0.0)
+
+
+def test_contacts_that_find_no_room_are_counted_and_room_grows_once(
+    device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = boxes(device, contacts=2, rows=4)  # a box on a floor has four contacts, of three rows
+    handed_out: Any = backend.bind("qpos")
+    with caplog.at_level(logging.WARNING):
+        first, second = backend.step(1), backend.step(1)
+    assert bool(first.any())
+    assert not second.any()
+    assert backend.num_overflows == int(first.sum())
+    assert backend.room == {"nconmax": 8, "njmax": 16}
+    (record,) = caplog.records
+    assert "ran out of contacts or constraint rows" in record.message
+    assert "8 contacts and 16 rows" in record.message
+    handed_out[:, 0] = 0.125
+    assert backend.read_states()[:, 1].tolist() == [0.125] * 3  # what was bound stays bound
+    for _ in range(20):
+        assert not backend.step(1).any()
+    assert backend.view["box.pos"][:, 2].tolist() == pytest.approx([0.05] * 3, abs=1e-3)
+
+
+def test_what_takes_numpy_arrays_gets_them(device: str) -> None:
+    config = EnvConfig(task="gantry_peg", engine="mujoco_warp", engine_device=device)
+    env = make_env(config, 2)
+    obs, _ = env.reset(seed=0)
+    seen, reward, *_ = env.step(np.zeros((2, 3), np.float32))
+    assert all(isinstance(each, np.ndarray) for each in (obs["state"], seen["state"], reward))
+    assert make_env(config, 2, tensors=True).xp is not np
+
+
+def test_evaluations_are_made_on_the_cpu() -> None:
+    config = EnvConfig(task="gantry_peg", engine="mujoco_warp", engine_device="cuda:1")
+    assert config.evaluated() == EnvConfig(task="gantry_peg")
+
+
+def test_a_device_without_the_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env.engine_device.*'cuda'.*null with env.engine=mujoco"):
+        EnvConfig(engine_device="cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    pytest.importorskip("mujoco_warp", reason="pip install 'robot-rl[warp]'")
+    with pytest.raises(ConfigError, match=r"env.engine_device: got 'cuda', and torch sees no GPU"):
+        warp_env("cuda", EnvConfig(task="gantry_peg"), 1)
+
+
+def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"'mujoco_warp', which is not installed.*robot-rl\[warp\]"):
+        MujocoWarp(GANTRY.build(), GANTRY, [], 1)
