@@ -98,11 +98,10 @@ class PlainPPO(Learner):
         device = self._network[0].device
         self._seen = Seen(policy.normaliser if cfg.privileged else None, device)
         self._value = value_net(policy.feature_dim + self._seen.more, cfg, seed).to(device)
-        self._optimiser = Optimiser(
-            [*self._network, *([policy.log_std] if cfg.learns_std else ()), *self._value.in_order],
-            lr=cfg.lr,
-            weight_decay=cfg.weight_decay,
-            grad_clip=cfg.grad_clip,
+        learned = [*self._network, *([policy.log_std] if cfg.learns_std else ())]
+        self._actor_optimiser, self._critic_optimiser = (
+            Optimiser(part, lr=cfg.lr, weight_decay=cfg.weight_decay, grad_clip=cfg.grad_clip)
+            for part in (learned, self._value.in_order)
         )
         self._lr = torch.tensor(cfg.lr, device=device)
         self._generator = Generator(device).manual_seed(seed)
@@ -203,11 +202,12 @@ class PlainPPO(Learner):
         out_NBO, path = self._value.answer(steps.seen)
         value = out_NBO.flatten()
         error, towards = value_error(value, steps.value, steps.target, cfg.value_clip)
-        gradients += self._value.gradients(cfg.value_weight * towards.view_as(out_NBO), path)
+        to_value = self._value.gradients(towards.view_as(out_NBO), path)
         kl = _kl(steps.mean, old_std, mean, std)
         if cfg.target_kl is not None:
             self._lr.copy_(followed_lr(self._lr, kl, cfg.target_kl, cfg.lr_range))
-        self._optimiser.apply(gradients, lr=self._lr)
+        self._actor_optimiser.apply(gradients, lr=self._lr)
+        self._critic_optimiser.apply(to_value, lr=self._lr)
         surrogate = torch.where(is_clipped, steps.advantage * ratio.clamp(1.0 - limit, 1.0 + limit), gain)
         clipped, squared = is_clipped.float().mean(), error.square().mean()
         return torch.stack([-surrogate.mean(), kl, clipped, value.mean(), squared, self._lr])
@@ -219,7 +219,8 @@ class PlainPPO(Learner):
         return {
             "policy": self._policy,
             "value": self._value,
-            "optimiser": self._optimiser,
+            "actor_optimiser": self._actor_optimiser,
+            "critic_optimiser": self._critic_optimiser,
             "lr": self._lr,
             "generator": self._generator,
             "scale": self._scale,

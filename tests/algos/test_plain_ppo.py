@@ -117,7 +117,7 @@ def test_the_first_ratio_is_one_and_stays_so_when_the_scale_moves() -> None:
 @pytest.mark.parametrize("learns_std", [True, False])
 def test_the_gradient_is_that_of_the_clipped_objective(learns_std: bool) -> None:
     policy, generator = make_policy(), seeded(4)
-    options: dict[str, Any] = {"value_clip": 0.05, "entropy_weight": 0.03, "value_weight": 0.7}
+    options: dict[str, Any] = {"value_clip": 0.05, "entropy_weight": 0.03}
     learner = make_learner(policy, clip=0.1, learns_std=learns_std, target_kl=None, grad_clip=0.0, **options)
     rollout = play(policy, generator)
     steps = learner.prepare(rollout)
@@ -132,10 +132,12 @@ def test_the_gradient_is_that_of_the_clipped_objective(learns_std: bool) -> None
     value = learner._value(steps.seen).flatten()
     moved = steps.value + (value - steps.value).clamp(-0.05, 0.05)
     errors = torch.maximum((value - steps.target).square(), (moved - steps.target).square())
-    weights = learner._optimiser.parameters
-    wanted = torch.autograd.grad(loss + 0.7 * errors.mean(), weights)
+    optimisers = learner._actor_optimiser, learner._critic_optimiser
+    weights = [weight for each in optimisers for weight in each.parameters]
+    wanted = torch.autograd.grad(loss + errors.mean(), weights)
     found: list[Tensor] = []
-    learner._optimiser.apply = lambda gradients, **how: found.extend(gradients)
+    for optimiser in optimisers:
+        optimiser.apply = lambda gradients, **how: found.extend(gradients)
     metrics = learner.update_rows(steps, rollout.std)
     assert 0.0 < float(metrics[2]) < 1.0  # some are clipped, not all
     assert len(found) == len(wanted) == len(weights)

@@ -112,13 +112,11 @@ class PlainPPOConfig:
     """Range of the ratio."""
     value_clip: float | None = 0.2
     """Largest move of a value away from that before the updates that still counts (PPO2); or null."""
-    value_weight: float = 1.0
-    """Of the value's squared error in the gradient that `grad_clip` is of."""
     entropy_weight: float = 0.0
     learns_std: bool = True
     """The standard deviation learns; else it stays as it begins, policy.initial_std."""
     grad_clip: float = 1.0
-    """Largest norm of the gradient of policy and value together; 0 switches clipping off."""
+    """Largest norm of the gradient of the policy, and of that of the value; 0 switches clipping off."""
     weight_decay: float = 0.0
     scale_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
@@ -137,7 +135,7 @@ class PlainPPOConfig:
         require_fields(self, at, "1 or more", "epochs", "minibatches", "width", "depth")
         require_fields(self, at, "above 0", "lr")
         require_fields(self, at, "0 to 1", "gamma_step", "lam")
-        require_fields(self, at, "0 or more", "value_weight", "entropy_weight", "weight_decay", "grad_clip")
+        require_fields(self, at, "0 or more", "entropy_weight", "weight_decay", "grad_clip")
         require_fields(self, at, "above 0, below 1", "clip")
         require_fields(self, at, "above 0, or null for none", "target_kl", "value_clip")
         low, high = self.lr_range
