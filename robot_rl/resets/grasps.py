@@ -93,7 +93,8 @@ def candidates(bench: Workbench, rng: np.random.Generator) -> Array:
     if not across:
         raise ConfigError(
             f"resets of {bench.task.name}: {declared.thing!r} is {2e3 * half[0]:.0f} x "
-            f"{2e3 * half[1]:.0f} mm, and the fingers of {bench.robot.name} open by {1e3 * bench.open_m:.0f} mm: it has no grasp. "
+            f"{2e3 * half[1]:.0f} mm, and the fingers of {bench.robot.name} open by "
+            f"{1e3 * bench.open_m:.0f} mm: it has no grasp. "
             "Declare hold='none', or a smaller box of it."
         )
     axis = np.asarray(across)[rng.integers(len(across), size=num)]

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 _STEPS = 60
 """Control steps of a walk, at 20 Hz 3 s."""
 _PUSH, _UP = 0.15, 0.03
-"""Deviation of the force that pushes, drawn anew each control step, and the mean force up, in weights."""
+"""Deviation of the force that pushes, drawn each control step, and the mean force up, in weights."""
 _DRAG = 4.0
 """Of the force that slows the thing, per second."""
 _CELL_M, _CELL = 0.001, 0.01

@@ -124,11 +124,11 @@ class Backend(Protocol):
         ...
 
     def model_hash(self) -> str:
-        """Returns a hash of what a motion depends on; see `robot_rl.sim.backends.inspect_model.model_hash`."""
+        """Returns the depth (n,) of the deepest contact of each simulation, in metres; 0 without one."""
         ...
 
     def penetration_m(self, ids: Array) -> Array:
-        """Returns the depth of the deepest contact of some simulations, (n,) metres; 0: none."""
+        """Returns the depth (n,) of the deepest contact of some simulations, metres; 0: none."""
         ...
 
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
