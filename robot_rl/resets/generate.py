@@ -76,7 +76,7 @@ def generate(
     Args:
         bench: where.
         settings: what.
-        watch: called with a class and the number of its rows so far.
+        watch: called with the class that is being made, and the number of rows of all so far.
 
     Raises:
         NoStartsError: a class accepts nothing; the message says which test rejected how many.
@@ -89,9 +89,15 @@ def generate(
     for name in wanted:
         bench.reseed(train_seed(settings.seed, f"resets {name}"))
         use.rng = np.random.default_rng(train_seed(settings.seed, f"places {name}"))
-        sets[name], bills[name] = _make(bench, name, use, settings, before, watch)
+        sets[name], bills[name] = _make(bench, name, use, settings, before, settings.rows * len(sets), watch)
         before = 0.0, 0  # grasps and walks are on the bill of the first class
-    used = {"rows": settings.rows, "seed": settings.seed, "limits": asdict(settings.limits)}
+    used = {
+        "robot": bench.env.config.robot,
+        "num_envs": bench.num,
+        "rows": settings.rows,
+        "seed": settings.seed,
+        "limits": asdict(settings.limits),
+    }
     return Bank(key=bench.env.bank_key(), sets=sets, bills=bills, settings=used)
 
 
@@ -110,6 +116,7 @@ def _make(
     use: Materials,
     settings: GenerateSettings,
     before: tuple[float, int],
+    done: int,
     watch: Callable[[str, int], None] | None,
 ) -> tuple[StartSet, ClassBill]:
     """Puts, settles and takes starts of one class until there are enough."""
@@ -126,7 +133,7 @@ def _make(
         if (not num and rounds >= _HOPELESS) or tried > _PATIENCE * max(settings.rows, bench.num):
             raise _no_starts(bench, name, num, tried, rejected, taken)
         if watch is not None:
-            watch(name, min(num, settings.rows))
+            watch(name, min(num, settings.rows) + done)
     columns = {
         part: np.concatenate([getattr(each, part) for each in parts]) for part in StartSet.__annotations__
     }
