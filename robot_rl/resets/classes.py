@@ -79,6 +79,7 @@ def near_goal(bench: Workbench, use: Materials) -> Put:
     tool = bench.begin()
     declared, rng = bench.declared, use.rng
     far = np.asarray(declared.near_goal_m)
+    let_go = np.arange(bench.num) % 2 == 0 if declared.rests_at_goal and bench.can_grip else None
     if bench.thing is None:
         tool[:, :3] = bench.goal_pose()[:, :3] + rng.uniform(-far, far, (bench.num, 3))
         return _put_tool(bench, tool, shut=False, in_hand=False, most_m=np.inf)
@@ -90,13 +91,14 @@ def near_goal(bench: Workbench, use: Materials) -> Put:
         pose = compose(bench.goal_pose(), use.walk[rng.integers(len(use.walk), size=bench.num)])
     else:
         pose = _displaced(bench, rng, (-far[0], -far[1], 0.0 if declared.rests_at_goal else -far[2]), far)
+        if let_go is not None:
+            pose[let_go, 2] = bench.goal_pose()[let_go, 2]
     if bench.hold == "none":
         if not bench.is_slide:
             bench.put_thing(pose)
             bench.forward()
         return _put_near(bench, use)
-    is_let_go = declared.rests_at_goal and bench.can_grip
-    return _put_in_hand(bench, use, pose, let_go=np.arange(bench.num) % 2 == 0 if is_let_go else None)
+    return _put_in_hand(bench, use, pose, let_go)
 
 
 GENERATORS: dict[str, Callable[[Workbench, Materials], Put]] = {
@@ -128,7 +130,7 @@ def _put_tool(bench: Workbench, tool: Array, *, shut: Any, in_hand: Any, most_m:
     """Puts the tool, and commands the gripper: `shut` and `in_hand` are (B,) bool, or one for all."""
     everywhere = np.ones(bench.num, bool)
     left = bench.put_tool(tool)
-    bench.command_gripper(everywhere & (shut or bench.hold == "none") if isinstance(shut, bool) else shut)
+    bench.command_gripper(everywhere & shut | (bench.control.gripper == "shut"))
     return Put(tool=tool, left=left, in_hand=everywhere & in_hand, moves_at_most_m=most_m)
 
 
