@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,6 +24,41 @@ _BYTES_PER_SIM = 2**18
 """Memory of one simulation and of what a learner keeps of it; 190 kB were measured for pick_cube alone."""
 _OTHER_MAPS = 8000
 """Memory maps of a process, in addition to one of each simulation; Linux allows 65530 in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetsConfig:
+    """In which states episodes begin: those that the task draws, or rows of a bank."""
+
+    bank: str | None = None
+    """Folder of `robot-rl resets generate`; None: the task draws every start itself."""
+    mix: dict[str, float] = field(default_factory=lambda: dict[str, float]())
+    """Class -> weight; equal weights of all classes of the bank if empty. The class `own` is the task's own
+    starts."""
+    rows: Literal["train", "held_out"] = "train"
+    """Of each class the last tenth of the rows is held out: evaluations draw it, and nothing else."""
+    evaluate: str = "own"
+    """The one class that evaluations begin in: the task's own starts, or held-out rows of a class."""
+
+    def __post_init__(self) -> None:
+        at = "env.resets.mix"
+        for name, weight in self.mix.items():
+            require(0 <= weight < math.inf, f"{at}.{name}", weight, "0 or more")
+        require(not self.mix or max(self.mix.values()) > 0, at, self.mix, "a weight above 0, or no weights")
+        if self.bank is None:
+            others = sorted({*self.mix, self.evaluate} - {"own"})
+            require(
+                not others,
+                "env.resets",
+                ", ".join(others),
+                "own without a bank: give env.resets.bank=<folder>",
+            )
+
+    def evaluated(self) -> ResetsConfig:
+        """Returns what evaluations begin in: one class, and no row that training draws."""
+        if self.evaluate == "own":
+            return ResetsConfig()
+        return replace(self, mix={self.evaluate: 1.0}, rows="held_out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +119,7 @@ class EnvConfig:
     looks: Looks = "fixed"
     """`varied`: every episode draws colours, lights, camera poses and the places of things in the background;
     `held_out`: from beyond those ranges, for evaluation."""
+    resets: ResetsConfig = field(default_factory=ResetsConfig)
     num_threads: int = 0
     """Threads that simulate, and threads that draw; all cores if 0."""
     dump_diverged: str | None = None
@@ -117,7 +154,10 @@ class EnvConfig:
         self._require_defaults(rest, f"left out with env.kind={self.kind}")
 
     def _require_defaults(self, names: Iterable[str], allowed: str) -> None:
-        defaults = {setting.name: setting.default for setting in fields(self)}
+        defaults = {
+            setting.name: setting.default_factory() if callable(setting.default_factory) else setting.default
+            for setting in fields(self)
+        }
         for name in names:
             require(getattr(self, name) == defaults[name], f"env.{name}", getattr(self, name), allowed)
 
@@ -127,6 +167,10 @@ class EnvConfig:
         require(all(map(holds, given)), f"env.{name}", given, words)
         allowed = "one number, or one for each of env.cameras"
         require(len(given) in (0, 1, len(self.cameras)), f"env.{name}", given, allowed)
+
+    def evaluated(self) -> EnvConfig:
+        """Returns the same with the starts of evaluations."""
+        return replace(self, resets=self.resets.evaluated())
 
     def unseen(self) -> EnvConfig:
         """Returns the same without cameras."""

@@ -164,7 +164,7 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 def evaluator(config: RunConfig, source: str = "", *, draws: bool = False) -> EnvDevice:
     """Returns the simulations of evaluations: their number is part of what is repeated exactly."""
-    return simulation(config.env_of(source), config.evaluate.num_envs, draws=draws)
+    return simulation(config.env_of(source).evaluated(), config.evaluate.num_envs, draws=draws)
 
 
 @contextmanager

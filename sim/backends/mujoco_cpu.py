@@ -17,6 +17,7 @@ from mujoco.batch import Batch
 from robot_rl.core.arrays import Array, Kind, copied, namespace_of
 from robot_rl.core.errors import ModelError, nearest
 from robot_rl.sim.backends.backend import View
+from robot_rl.sim.backends.inspect_model import model_hash, penetration_m
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.cameras import Camera, Renderer, Renderers
 from robot_rl.sim.config import MANY_SIMS
@@ -147,6 +148,12 @@ class MujocoCpu:
         model, servos = self.model, self.index.arm_ctrl
         damping = model.dof_damping[self.index.arm_dof] - model.actuator_biasprm[servos, 2]
         return damping / model.actuator_gainprm[servos, 0]
+
+    def model_hash(self) -> str:
+        return model_hash(self.model)
+
+    def penetration_m(self, ids: Array) -> Array:
+        return self.asarray(penetration_m(self.model, np.asarray(self.state[ids])))
 
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
         return Renderers(lambda: Renderer(self.model, cameras, self.batch), num_threads)
