@@ -66,14 +66,21 @@ class GaussianPolicy(EncodedPolicy):
         """Returns a chunk (B, H, A): a draw in mode `explore`, otherwise the mean whatever `z`."""
         check_mode(mode)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
-            mean = self._mean(encoded["features"])
+            mean, std = self.moments(encoded)
             if z is not None:
                 check_chunk("sample", "z", z, tuple(mean.shape))
             explore = mode == "explore"
-            x = mean + self._std() * normal_like(mean, generator) if explore else mean
-            actions = self.normaliser.unaction(x.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
+            x = mean + std * normal_like(mean, generator) if explore else mean
             chain = self._chain(torch.zeros_like(x) if z is None else z, x, mean, explore)
-        return ChunkSample(actions, chain if record else None)
+        return ChunkSample(self.executed(x), chain if record else None)
+
+    def moments(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
+        """Returns the mean (B, H, A), in the normaliser's scale, and the standard deviation (A,)."""
+        return self._mean(encoded["features"]), self._std()
+
+    def executed(self, drawn: Tensor) -> Tensor:
+        """Returns the actions, in [-1, 1], of draws (..., A) in the normaliser's scale."""
+        return self.normaliser.unaction(drawn.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
 
     def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chunk, (B, 1) each.
@@ -88,7 +95,7 @@ class GaussianPolicy(EncodedPolicy):
             )
         if chain.index.shape[1] == 0:
             raise ValueError("log_prob: the chain has no stochastic step. Sample with mode='explore'.")
-        mean, std = self._mean(encoded["features"]), self._std()
+        mean, std = self.moments(encoded)
         log_prob = gaussian_log_prob(chain.x[:, 1], mean, std)
         return log_prob[:, None], gaussian_entropy(std, like=mean)[:, None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -25,6 +26,41 @@ _BYTES_PER_SIM = 2**18
 """Memory of one simulation and of what a learner keeps of it; 190 kB were measured for pick_cube alone."""
 _OTHER_MAPS = 8000
 """Memory maps of a process, in addition to one of each simulation; Linux allows 65530 in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetsConfig:
+    """In which states episodes begin: those that the task draws, or rows of a bank."""
+
+    bank: str | None = None
+    """Folder of `robot-rl resets generate`; None: the task draws every start itself."""
+    mix: dict[str, float] = field(default_factory=lambda: dict[str, float]())
+    """Class -> weight; equal weights of all classes of the bank if empty. The class `own` is the task's own
+    starts."""
+    rows: Literal["train", "held_out"] = "train"
+    """Of each class the last tenth of the rows is held out: evaluations draw it, and nothing else."""
+    evaluate: str = "own"
+    """The one class that evaluations begin in: the task's own starts, or held-out rows of a class."""
+
+    def __post_init__(self) -> None:
+        at = "env.resets.mix"
+        for name, weight in self.mix.items():
+            require(0 <= weight < math.inf, f"{at}.{name}", weight, "0 or more")
+        require(not self.mix or max(self.mix.values()) > 0, at, self.mix, "a weight above 0, or no weights")
+        if self.bank is None:
+            others = sorted({*self.mix, self.evaluate} - {"own"})
+            require(
+                not others,
+                "env.resets",
+                ", ".join(others),
+                "own without a bank: give env.resets.bank=<folder>",
+            )
+
+    def evaluated(self) -> ResetsConfig:
+        """Returns what evaluations begin in: one class, and no row that training draws."""
+        if self.evaluate == "own":
+            return ResetsConfig()
+        return replace(self, mix={self.evaluate: 1.0}, rows="held_out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +126,7 @@ class EnvConfig:
     thousands of simulations on a GPU. Evaluations are made on the CPU."""
     engine_device: str | None = None
     """Of mujoco_warp: `cuda`, `cuda:1`, or `cpu` for tests; if null the first GPU, or the CPU without one."""
+    resets: ResetsConfig = field(default_factory=ResetsConfig)
     num_threads: int = 0
     """Threads that simulate, and threads that draw; all cores if 0."""
     dump_diverged: str | None = None
@@ -126,7 +163,10 @@ class EnvConfig:
         self._require_defaults(rest, f"left out with env.kind={self.kind}")
 
     def _require_defaults(self, names: Iterable[str], allowed: str) -> None:
-        defaults = {setting.name: setting.default for setting in fields(self)}
+        defaults = {
+            setting.name: setting.default_factory() if callable(setting.default_factory) else setting.default
+            for setting in fields(self)
+        }
         for name in names:
             require(getattr(self, name) == defaults[name], f"env.{name}", getattr(self, name), allowed)
 
@@ -137,13 +177,13 @@ class EnvConfig:
         allowed = "one number, or one for each of env.cameras"
         require(len(given) in (0, 1, len(self.cameras)), f"env.{name}", given, allowed)
 
+    def evaluated(self) -> EnvConfig:
+        """Returns the same with the starts of evaluations, and on the CPU engine, whose numbers repeat."""
+        return replace(self, resets=self.resets.evaluated(), engine="mujoco", engine_device=None)
+
     def unseen(self) -> EnvConfig:
         """Returns the same without cameras."""
         return replace(self, cameras=(), camera_hz=(), camera_delay_s=(), depth=False)
-
-    def evaluated(self) -> EnvConfig:
-        """Returns the same on the CPU engine: its numbers repeat, so evaluations are made there."""
-        return replace(self, engine="mujoco", engine_device=None)
 
     def with_instruction(self, instruction: str | None) -> EnvConfig:
         """Returns the same with other words as the instruction; unchanged if None.

@@ -1,6 +1,6 @@
 """Batched rigid poses: 7 numbers, position in metres and unit quaternion (w, x, y, z)."""
 
-from robot_rl.core.arrays import Array, namespace
+from robot_rl.core.arrays import Array, like, namespace
 
 
 def compose(a_from_b: Array, b_from_c: Array) -> Array:
@@ -8,6 +8,12 @@ def compose(a_from_b: Array, b_from_c: Array) -> Array:
     position = a_from_b[:, :3] + rotate(a_from_b[:, 3:], b_from_c[:, :3])
     turned = quaternion_product(a_from_b[:, 3:], b_from_c[:, 3:])
     return namespace(position).concat([position, turned], axis=1)
+
+
+def inverse(a_from_b: Array) -> Array:
+    """Returns the poses `b_from_a`, (n, 7)."""
+    xp, back = namespace(a_from_b), a_from_b[:, 3:] * like((1.0, -1.0, -1.0, -1.0), a_from_b)
+    return xp.concat([-rotate(back, a_from_b[:, :3]), back], axis=1)
 
 
 def rotate(quaternion: Array, vector: Array) -> Array:

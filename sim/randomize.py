@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from robot_rl.core.arrays import Array, like, namespace
+from robot_rl.core.arrays import Array, assign, namespace
 from robot_rl.core.errors import ModelError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.backend import Backend
@@ -61,6 +61,36 @@ class Randomizer:
         """The model fields that differ between simulations."""
         return tuple(self._fields)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """One name for each number that an episode draws, such as `body_mass cube 0`."""
+        return tuple(
+            f"{term.field} {term.element} {column}"
+            for term, _, nominal in self._terms
+            for column in range(nominal.shape[0])[_columns(term)]
+        )
+
+    def values(self, ids: Array) -> Array:
+        """Returns what some simulations have drawn, (n, numbers), one for each of `labels`."""
+        xp = self._backend.xp
+        parts = [self._target(term, nominal)[ids, row, _columns(term)] for term, row, nominal in self._terms]
+        parts = [xp.asarray(part, dtype=xp.float64) for part in parts]
+        return xp.concat(parts, axis=1) if parts else xp.zeros((len(ids), 0), dtype=xp.float64)
+
+    def put(self, ids: Array, values: Array) -> None:
+        """Writes `values` (n, numbers) of other simulations, in the place of a draw."""
+        first = 0
+        for term, row, nominal in self._terms:
+            width = len(range(nominal.shape[0])[_columns(term)])
+            new = values[:, first : first + width]
+            assign(self._target(term, nominal), (ids, row, _columns(term)), new)
+            first += width
+        if _DERIVED & self._fields.keys():
+            self._backend.recompute_constants(ids)
+
+    def _target(self, term: Term, nominal: Array) -> Array:
+        return self._fields[term.field].reshape(self._backend.num_sims, -1, nominal.shape[0])
+
     def restore(self, values: dict[str, Array]) -> None:
         """Writes back every varied field, as an exact resume needs."""
         for name, value in values.items():
@@ -71,9 +101,11 @@ class Randomizer:
     def apply(self, ids: Array, rng: EpisodeRng) -> None:
         """Draws and writes every term for the given simulations."""
         for term, row, nominal in self._terms:
-            new, size = term.draw(nominal, rng), nominal.shape[0]
-            columns = slice(None) if term.component is None else slice(term.component, term.component + 1)
-            target = self._fields[term.field].reshape(self._backend.num_sims, -1, size)
-            target[ids, row, columns] = like(new[:, columns], target)
+            columns, target = _columns(term), self._target(term, nominal)
+            assign(target, (ids, row, columns), term.draw(nominal, rng)[:, columns])
         if _DERIVED & self._fields.keys():
             self._backend.recompute_constants(ids)
+
+
+def _columns(term: Term) -> slice:
+    return slice(None) if term.component is None else slice(term.component, term.component + 1)

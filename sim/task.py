@@ -18,6 +18,7 @@ from robot_rl.sim.backends.backend import View
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_world, add_wrist_camera
+from robot_rl.sim.start_classes import Resets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,8 @@ class Task:
     needs_gripper: ClassVar[bool] = True
     """Whether robots without a gripper are refused."""
     vary: ClassVar[tuple[Vary, ...]] = ()
+    resets: ClassVar[Resets | None] = None
+    """Of which starts `robot-rl resets generate` makes a bank; see docs/resets.md."""
     joint_noise_rad: ClassVar[float] = 0.02
     symmetric: ClassVar[bool] = False
     """Whether the mirror image of an episode (left and right exchanged) is an episode of the task."""

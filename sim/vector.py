@@ -8,6 +8,7 @@ torch tensors; what a person looks at and what is saved (`picture`, `state_dict`
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +28,9 @@ from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
 from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.backends.engines import make_backend
 from robot_rl.sim.backends.model_index import cells
+from robot_rl.sim.bank_files import BankKey
 from robot_rl.sim.cameras import Camera
-from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_num_envs, check_reward
+from robot_rl.sim.config import OWN_WORDS, EnvConfig, ResetsConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.looks import scene_and_looks
@@ -37,6 +39,7 @@ from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.start_bank import StartBank, key_of
 from robot_rl.sim.task import Task, control_of, state_quantities
 
 _LOOKS = 1
@@ -95,6 +98,10 @@ class SimVectorEnv(VectorEnv):
         self._looks = Randomizer(looks, self.backend)
         threads = min(num_envs, config.num_threads or usable_cores())
         self._pictures = Pictures(config, self.backend, num_envs, self.num_substeps, threads)
+        self._starts: StartBank | None = None
+        if config.resets != ResetsConfig():
+            self._starts = StartBank(config.resets, self.bank_key(), self.backend, self._randomizer)
+            self.reset_classes = self._starts.classes
         self._seed, self._episode = self._words(np.arange(num_envs)), self._words(np.zeros(num_envs))
         self._elapsed = self._asarray(np.zeros(num_envs, np.int64))
         self.num_diverged = 0
@@ -180,6 +187,8 @@ class SimVectorEnv(VectorEnv):
             "limited": limited,
             "diverged": diverged,
         }
+        if self._starts is not None:
+            infos |= self._starts.infos()
         ended = terminated | truncated
         obs = self._observe() if self._is_seen or ended.any() else {}
         if self.autoreset and ended.any():
@@ -269,35 +278,41 @@ class SimVectorEnv(VectorEnv):
             seed: s gives env i the seed s + i; a sequence gives each its own; None, also in a
                 sequence, goes on to the next episode of the present seed.
             options: `reset_mask` (B,) bool; `states` (B, n) rows to start from instead of the
-                task's own distribution.
+                task's own distribution; where there is a bank, `reset_class` and `reset_row` (B,).
 
         Raises:
             ConfigError: an option that does not exist.
         """
         options = options or {}
-        unknown = set(options) - {"reset_mask", "states"}
+        allowed = ["reset_mask", "states", *(() if self._starts is None else ("reset_class", "reset_row"))]
+        unknown = set(options) - set(allowed)
         if unknown:
             raise ConfigError(
-                f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask, states"
+                f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: {', '.join(allowed)}"
             )
         mask = self._mask(options.get("reset_mask"))
         self._seed, episode = next_episodes(seed, mask, self._seed, self._episode, at=self.task)
-        obs = self._begin(mask, episode, keep=None)
+        with nullcontext() if self._starts is None else self._starts.asked(options):
+            obs = self._begin(mask, episode, keep=None)
         if "states" in options:
             obs = self.set_state(options["states"], mask)
         success = self._task.evaluate(self.view)["success"] & mask
-        return obs, {"success": success, "is_success": success}
+        started = {} if self._starts is None else self._starts.infos()
+        return obs, {"success": success, "is_success": success, **started}
 
     def _begin(self, mask: Array, episode: Array, keep: Obs | None) -> Obs:
         """Starts new episodes where masked; returns the observation, rows of `keep` elsewhere."""
         (ids,) = self.xp.nonzero(mask)
         self._episode = self.xp.where(mask, episode, self._episode)
         self._elapsed[ids] = 0
-        rng = EpisodeRng(self._seed[ids], self._episode[ids])
+        seed, episodes = self._seed[ids], self._episode[ids]
         self.backend.clear(ids)
-        self._randomizer.apply(ids, rng)
-        self._looks.apply(ids, EpisodeRng(self._seed[ids], self._episode[ids], stream=_LOOKS))
-        self._place(ids, rng)
+        own = ids if self._starts is None else self._starts.begin(ids, seed, episodes)
+        self._looks.apply(ids, EpisodeRng(seed, episodes, stream=_LOOKS))
+        if len(own):
+            rng = EpisodeRng(self._seed[own], self._episode[own])
+            self._randomizer.apply(own, rng)
+            self._place(own, rng)
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         self._pictures.begin(ids)
@@ -393,6 +408,7 @@ class SimVectorEnv(VectorEnv):
             "seed": self._seed,
             "episode": self._episode,
             "elapsed": self._elapsed,
+            **({} if self._starts is None else self._starts.infos()),
             **{f"field.{name}": self.backend.expand(name) for name in self._varied},
         }
         kept = {name: to_numpy(copied(array)) for name, array in arrays.items()}
@@ -405,6 +421,8 @@ class SimVectorEnv(VectorEnv):
         self._seed, self._episode = (copied(self._words(state[name])) for name in ("seed", "episode"))
         self._elapsed = copied(self._asarray(state["elapsed"]))
         self.num_diverged = int(state["num_diverged"])
+        if self._starts is not None:
+            self._starts.load(state["reset_class"], state["reset_row"])
         for each in (self._randomizer, self._looks):
             each.restore({name: state[f"field.{name}"] for name in each.fields})
         obs = self.set_state(state["state"])
@@ -414,6 +432,14 @@ class SimVectorEnv(VectorEnv):
     @property
     def _varied(self) -> tuple[str, ...]:
         return (*self._randomizer.fields, *self._looks.fields)
+
+    def bank_key(self) -> BankKey:
+        """Returns the key of the banks whose starts fit these simulations."""
+        return key_of(self.task, self.robot, self.backend, self._randomizer)
+
+    def drawn(self, ids: Array) -> Array:
+        """Returns what episodes have drawn of the model, (n, numbers), one for each of the key's `varied`."""
+        return self._randomizer.values(ids)
 
     def true_state(self) -> Array:
         """Returns the elements `true_names` (B, S) float32: what `state` is where all of it is shown."""

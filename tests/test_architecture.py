@@ -350,6 +350,7 @@ APART = (
     "robot_rl/bench/render.py",
     "robot_rl/bench/her_peer.py",
     "robot_rl/bench/pixels_peer.py",
+    "robot_rl/bench/ppo.py",
     "robot_rl/testing/devices.py",
 )
 """What measures an env layer by layer, Stable-Baselines3's own loops, and the fake robot."""

@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 from robot_rl.algos.config.on_policy import ChainPPOConfig
 from robot_rl.algos.critics import value_net
 from robot_rl.algos.learner import PolicyModule, restore, saved
-from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
+from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss, value_error
 from robot_rl.algos.optim import Optimiser, keep_freed_memory
 from robot_rl.algos.returns import ReturnScale, episode_weight, gae, group_advantage
 from robot_rl.algos.seen import Seen
@@ -72,7 +72,7 @@ class ChainPPO:
         self.actor_optimiser = Optimiser(trained, lr=cfg.actor_lr, **rates)
         self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)
         self._generator = Generator(device).manual_seed(seed)
-        self._scale = ReturnScale(num_envs)
+        self._scale = ReturnScale(num_envs, device=device)
         self._rollouts = 0
         self._waits = False
         """Whether the policy waits for the next rollout: it is `target_kl` away from the one that acted."""
@@ -143,15 +143,7 @@ class ChainPPO:
         """Follows the squared error; with a clip, the larger of that of the value and of the clipped one."""
         out_NBO, path = self._value.answer(batch.features)
         value = out_NBO.flatten()
-        error = value - batch.target
-        towards, limit = error * (2.0 / len(error)), self._cfg.value_clip
-        if limit is not None:
-            moved = value - batch.value
-            clipped = batch.value + moved.clamp(-limit, limit)
-            # Where it is clipped and its error is the larger one, the derivative is 0. Within the limit
-            # the two differ by rounding alone.
-            is_worse = (clipped - batch.target).abs() > error.abs()
-            towards = torch.where((moved.abs() > limit) & is_worse, 0.0, towards)
+        error, towards = value_error(value, batch.value, batch.target, self._cfg.value_clip)
         self._critic_optimiser.apply(self._value.gradients(towards.view_as(out_NBO), path))
         metrics: dict[str, Tensor | float] = {"value": value.mean(), "value_loss": error.square().mean()}
         if len(error) > 1:

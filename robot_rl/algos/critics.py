@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.batch_renorm import BatchRenorm, Renormed
 from robot_rl.algos.config.cloning import Matmul
 from robot_rl.algos.config.off_policy import Aggregate
-from robot_rl.algos.config.on_policy import ChainPPOConfig
+from robot_rl.algos.config.on_policy import ChainPPOConfig, PlainPPOConfig
 from robot_rl.algos.heads import Head
 from robot_rl.algos.optim import follow, matmul_precision, rounds_products
 
@@ -274,7 +274,7 @@ def _products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
-def value_net(feature_dim: int, cfg: ChainPPOConfig, seed: int) -> EnsembleMLP:
+def value_net(feature_dim: int, cfg: ChainPPOConfig | PlainPPOConfig, seed: int) -> EnsembleMLP:
     """Returns a network from features (B, F) to one number, of the size that `cfg` has for values."""
     size: dict[str, Any] = {"width": cfg.width, "depth": cfg.depth, "matmul": cfg.matmul}
     return EnsembleMLP(feature_dim, 1, **size, generator=Generator().manual_seed(seed))

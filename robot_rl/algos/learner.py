@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.optim import keep_freed_memory
-from robot_rl.core.policy import Policy
+from robot_rl.core.policy import Encoded, Policy
+from robot_rl.data.normalize import Normaliser
 
 
 class PolicyModule(Policy, Protocol):
@@ -26,6 +27,20 @@ class PolicyModule(Policy, Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+
+
+class GaussianModule(PolicyModule, Protocol):
+    """A Gaussian policy with a standard deviation of its own, whatever it observes."""
+
+    log_std: nn.Parameter
+    """(A,)"""
+
+    @property
+    def normaliser(self) -> Normaliser: ...
+
+    def moments(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
+        """Returns the mean (B, H, A), in the normaliser's scale, and the standard deviation (A,)."""
+        ...
 
 
 class Learner:

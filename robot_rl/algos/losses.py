@@ -86,6 +86,32 @@ def ppo_loss(
     return -torch.minimum(ratio_BS * advantage_BS, clipped_BS * advantage_BS).mean()
 
 
+def value_error(
+    value_B: Tensor, old_value_B: Tensor, target_B: Tensor, limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """Returns the error of a value, (B,), and the derivative of its mean square, (B,) (PPO2).
+
+    With a limit, that of the larger one of two errors: of the value, and of the value that moved by the limit
+    at most.
+
+    Args:
+        value_B: of the weights that learn.
+        old_value_B: before the updates on this rollout.
+        target_B: what it should be.
+        limit: largest move that still counts; None: any.
+    """
+    error = value_B - target_B
+    towards = error * (2.0 / len(error))
+    if limit is not None:
+        moved = value_B - old_value_B
+        clipped = old_value_B + moved.clamp(-limit, limit)
+        # Where it is clipped and its error is the larger one, the derivative is 0. Within the limit
+        # the two differ by rounding alone.
+        is_worse = (clipped - target_B).abs() > error.abs()
+        towards = torch.where((moved.abs() > limit) & is_worse, 0.0, towards)
+    return error, towards
+
+
 def clip_schedule(first: float, last: float, steps: int, *, rate: float = 3.0) -> Tensor:
     """Returns the clip range of each scored transition, (S,), rising exponentially (DPPO, appendix).
 

@@ -45,8 +45,8 @@ class Optimiser:
         }
 
     @torch.no_grad()
-    def apply(self, gradients: Sequence[Tensor], *, lr: float | None = None) -> None:
-        """Takes one step along the gradients, clipped."""
+    def apply(self, gradients: Sequence[Tensor], *, lr: float | Tensor | None = None) -> None:
+        """Takes one step along the gradients, clipped; a rate may be a tensor of their device."""
         excess = None
         if self._grad_clip > 0:
             norms = torch._foreach_norm(list(gradients))  # pyright: ignore[reportPrivateImportUsage]

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robot_rl.data.moments import RunningMoments
+
 
 def chunk_return(
     reward_BT: Tensor, valid_BT: Tensor, terminated_B: Tensor, gamma_step: float
@@ -131,30 +133,31 @@ def progress_score(success_N: Tensor, features_NF: Tensor) -> Tensor:
 class ReturnScale:
     """Running standard deviation of the discounted return so far, over all decisions (VecNormalize)."""
 
-    def __init__(self, num_envs: int) -> None:
-        self._return = torch.zeros(num_envs, dtype=torch.float64)
-        self._count, self._mean, self._square = 0.0, 0.0, 0.0
+    def __init__(self, num_envs: int, *, device: torch.device | str = "cpu") -> None:
+        self._return = torch.zeros(num_envs, dtype=torch.float64, device=device)
+        nothing = torch.zeros(1, dtype=torch.float64, device=device)
+        self._moments = RunningMoments(nothing, nothing)
 
-    def add(self, reward: Tensor, discount: Tensor, ended: Tensor) -> float:
+    def add(self, reward: Tensor, discount: Tensor, ended: Tensor) -> Tensor:
         """Takes a rollout, (N, T) each, and returns the standard deviation; 1 while nothing varies."""
         seen: list[Tensor] = []
         for t in range(reward.shape[1]):
-            self._return = self._return * discount[:, t].cpu() + reward[:, t].cpu()
+            self._return = self._return * discount[:, t] + reward[:, t]
             seen.append(self._return)
-            self._return = self._return * ~ended[:, t].cpu()
-        values = torch.stack(seen)
-        count, mean = float(values.numel()), float(values.mean())
-        total, apart = self._count + count, mean - self._mean
-        # Chan, Golub and LeVeque 1983: moments of the union of two samples.
-        self._square += float((values - mean).square().sum()) + apart**2 * self._count * count / total
-        self._mean += apart * count / total
-        self._count = total
-        return (self._square / total) ** 0.5 or 1.0
+            self._return = self._return * ~ended[:, t]
+        self._moments.add(torch.stack(seen).view(-1, 1))
+        std = self._moments.std[0]
+        return torch.where(std > 0, std, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        moments = {"count": self._count, "mean": self._mean, "square": self._square}
-        return {"return": self._return.clone(), **moments}
+        return {"return": self._return.clone(), "moments": self._moments.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._return = state["return"].clone()
-        self._count, self._mean, self._square = (float(state[name]) for name in ("count", "mean", "square"))
+        self._moments.load_state_dict(state["moments"] if "moments" in state else _moments_of(state))
+
+
+def _moments_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns moments as earlier versions saved them: plain numbers."""
+    found = {name: torch.tensor([float(state[name])], dtype=torch.float64) for name in ("mean", "square")}
+    return {**found, "count": torch.tensor(float(state["count"]), dtype=torch.float64)}

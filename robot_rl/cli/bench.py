@@ -28,6 +28,7 @@ BENCHES: dict[str, str] = {
     "render": "pictures per second, in one thread, on all cores, and by MuJoCo's calls alone",
     "policy": "time to sample one action chunk: median and 99th percentile",
     "learner": "learner updates per second, compared with Stable-Baselines3",
+    "ppo": "control steps per second of PPO with its learning, compared with Stable-Baselines3 and rsl_rl",
     "data": "samples per second of our data loader, compared with LeRobot's; replay and recording",
     "chunking": "success and jerk with a planning delay: naive, temporal ensemble, real-time chunking",
     "improve": "all methods that improve a frozen base: success over control steps and minutes",

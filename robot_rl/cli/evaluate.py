@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,7 @@ Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episode
        robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
                          [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...]
                          [instruction=<text>] [dataset=<folder>] [--json]
+       ... [resets.bank=<folder>] [resets.evaluate=<class>]
 
 lease_wait_s=600 waits up to 600 s if other programs hold all slots of the simulator.
 
@@ -56,6 +57,10 @@ looks=held_out draws colours, lights, camera poses and things in the background 
 the ranges that a run with env.looks=varied has seen; looks=varied draws within them. camera_hz=10 and
 camera_delay_s=0.02 show rarer or later pictures than the run has seen (env.camera_hz, env.camera_delay_s).
 
+resets.evaluate=grasped begins the episodes in that class of the start bank of the run, or of the one that
+resets.bank= names, in rows that training never draws (docs/resets.md). Without it they begin as the task
+says, whatever training began in.
+
 Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 which=base
@@ -67,6 +72,16 @@ Examples:
   robot-rl evaluate policy=runs/20261125-101500-four_tasks-seed3 robot=push_cube episodes=50
   robot-rl evaluate policy=runs/20261121-101500-finetune-small_vla-seed0 n_exec=4
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateStarts:
+    """A class of a start bank."""
+
+    bank: str | None = None
+    """Folder; that of the run if None."""
+    evaluate: str | None = None
+    """The class (`env.resets.evaluate`); that of the run if None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +108,8 @@ class EvaluateCommandConfig:
     """Pictures per second (`env.camera_hz`); as in the run, or one at each control step, if empty."""
     camera_delay_s: tuple[float, ...] = ()
     """How late pictures are (`env.camera_delay_s`); as in the run, or not at all, if empty."""
+    resets: EvaluateStarts = field(default_factory=lambda: EvaluateStarts())
+    """In which states the episodes begin; in the task's own if empty."""
     instruction: str | None = None
     """The instruction that the policy gets; the task's own words if None."""
     seed: int = 0
@@ -298,7 +315,9 @@ def _looking(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
     asked = _asked(options)
     for name, value in asked.items():
         require(env.kind == "sim", name, value, f"left out with an env of kind={env.kind}")
-    return replace(env, **asked)
+    starts = {name: value for name, value in asdict(options.resets).items() if value is not None}
+    require(not starts or env.kind == "sim", "resets", starts, f"left out with an env of kind={env.kind}")
+    return replace(env, **asked, resets=replace(env.resets, **starts)).evaluated()
 
 
 def _asked(options: EvaluateCommandConfig) -> dict[str, Any]:
@@ -325,6 +344,8 @@ def _recorded(folder: Path, which: str) -> dict[str, Any] | None:
 
 def _difference(options: EvaluateCommandConfig) -> str:
     """Says in what the episodes differ from those of training's evaluation; empty if in nothing."""
+    if options.resets != EvaluateStarts():
+        return "these began in other states than those of training's evaluation"
     if options.disturb > 0 or options.adversary:
         return "nothing pushed the robot in training's evaluation"
     if options.camera_hz or options.camera_delay_s:

@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "replay": "robot_rl.cli.replay",
     "report": "robot_rl.cli.report",
     "reward": "robot_rl.cli.reward",
+    "resets": "robot_rl.cli.resets",
     "deploy": "robot_rl.cli.deploy",
     "arm": "robot_rl.cli.arm",
     "serve-sim-arm": "robot_rl.cli.serve_sim_arm",

@@ -15,7 +15,7 @@ import numpy as np
 
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.policy import DemoBatch
-from robot_rl.data.episode import EXECUTED, POLICY_ACTION, SOURCES, Episode, feature_of
+from robot_rl.data.episode import EXECUTED, POLICY_ACTION, RESET_ROW, SOURCES, Episode, feature_of
 from robot_rl.data.episodes import Array, Episodes, EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.data.lerobot.damage import left_out
@@ -26,6 +26,8 @@ from robot_rl.data.reading import ReadingConfig, ReadOptions
 
 __all__ = ["ChunkSampler", "Episodes", "EpisodesMeta", "each", "load_episodes", "save_episodes"]
 
+_RECORDED = (POLICY_ACTION, EXECUTED, RESET_ROW)
+"""Groups that a run records in addition to the observation."""
 _REQUIRED = {"state": "observation.state", "action": "action"} | {
     name: name for name in ("next.reward", "next.terminated", "next.truncated", "next.success")
 }
@@ -200,7 +202,7 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
     steps, ends = int(lengths.sum()), np.cumsum(lengths)
 
     # What a run recorded in addition to the observation is no input of a policy.
-    shown = {key: f for key, f in dataset.features.items() if key not in (POLICY_ACTION, EXECUTED)}
+    shown = {key: f for key, f in dataset.features.items() if key not in _RECORDED}
 
     def empty(rows: int) -> dict[str, Array]:
         return {key: np.empty((rows, *f.shape), f.dtype) for key, f in shown.items()}

@@ -27,6 +27,8 @@ POLICY_ACTION = "policy_action"
 """Group of a recording: the action of the policy, where another `action` was sent."""
 EXECUTED = "executed_target_rad"
 """Group of a recording: the joint targets of `action` after the safety envelope."""
+RESET_ROW = "reset_row"
+"""Group of a recording: the class of the start (of `VectorEnv.reset_classes`) and its row in the bank."""
 
 
 @dataclass(frozen=True)

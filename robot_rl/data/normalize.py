@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from robot_rl.core.errors import DatasetError, nearest
+from robot_rl.data.moments import RunningMoments
 
 STD_FLOOR = 0.01
 """Smallest divisor of a state element: one that never moved stays near zero."""
@@ -71,6 +72,21 @@ class Normaliser(nn.Module):
         fitted._set("action_centre", (low + high) / 2)
         fitted._set("action_half_range", np.maximum((high - low) / 2, range_floor))
         return fitted
+
+    def moments(self, count: float) -> dict[str, RunningMoments]:
+        """Returns the moments of every feature, as if they were of `count` rows; see `follow`."""
+        return {
+            name: RunningMoments(getattr(self, mean), getattr(self, std).square(), count)
+            for name, (mean, std) in self._buffer_names.items()
+        }
+
+    @torch.no_grad()
+    def follow(self, moments: Mapping[str, RunningMoments], *, std_floor: float = STD_FLOOR) -> None:
+        """Takes the scale of features from moments that go on, in place."""
+        for name, of in moments.items():
+            mean, std = self._buffer_names[name]
+            getattr(self, mean).copy_(of.mean)
+            getattr(self, std).copy_(of.std.clamp_min(std_floor))
 
     def obs(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the observation (leading B) with features standardised and images in [0, 1]."""

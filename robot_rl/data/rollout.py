@@ -1,14 +1,19 @@
-"""Decisions of an on-policy learner, with their denoising chains and their returns.
+"""Decisions of an on-policy learner: chunks with their denoising chains, or single control steps.
 
-B decisions, T of them in each of N envs, F features. Whole episodes may end before T.
+B decisions, T of them in each of N envs, F features, A action dim. Whole episodes may end before T.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from robot_rl.core.arrays import Array
 from robot_rl.core.policy import Chain
 from robot_rl.data.transitions import Segment
 
@@ -81,3 +86,109 @@ class PPOBatch:
             self.value[index],
             self.target[index],
         )
+
+
+@dataclass
+class StepRollout(Segment):
+    """T control steps in each of N envs, in memory that the next rollout overwrites; (T, N, ...).
+
+    It is allocated once, on the learner's device, and filled in place: arrays of numpy are copied in once,
+    tensors of a device never go through the host.
+    """
+
+    obs: dict[str, Tensor]
+    """(T + 1, N, ...): what was acted on, and what the last step led to."""
+    drawn: Tensor
+    """(T, N, A): actions as they were drawn, before they were clamped."""
+    mean: Tensor
+    """(T, N, A): of what they were drawn from."""
+    std: Tensor
+    """(A,)"""
+    reward: Tensor
+    terminated: Tensor
+    """bool: the task ended; no reward follows."""
+    truncated: Tensor
+    """bool: the clock ended it; the value goes on."""
+    final_row: Tensor
+    """(T N,) int64: which steps, counted as in `reward.flatten()`, led to what is in `final_obs`."""
+    final_obs: dict[str, Tensor]
+    """(T N, ...): the final observations of episodes that were truncated, and perhaps of other steps."""
+    num_final: int = field(default=0, kw_only=True)
+    """How many of these there are."""
+
+    @classmethod
+    def allocate(
+        cls, obs: Mapping[str, Array], steps: int, action_dim: int, device: torch.device | str
+    ) -> Self:
+        """Returns memory for `steps` control steps that begin at these observations (N, ...)."""
+        first = {name: tensor_of(value) for name, value in obs.items()}
+        num_envs = len(next(iter(first.values())))
+
+        def memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        made = cls(
+            obs={name: memory(steps + 1, *one.shape, dtype=one.dtype) for name, one in first.items()},
+            drawn=memory(steps, num_envs, action_dim),
+            mean=memory(steps, num_envs, action_dim),
+            std=memory(action_dim),
+            reward=memory(steps, num_envs),
+            terminated=memory(steps, num_envs, dtype=torch.bool),
+            truncated=memory(steps, num_envs, dtype=torch.bool),
+            final_row=memory(steps * num_envs, dtype=torch.int64),
+            final_obs={
+                name: memory(steps * num_envs, *one.shape[1:], dtype=one.dtype) for name, one in first.items()
+            },
+        )
+        made.show(0, obs)
+        return made
+
+    @property
+    def cost(self) -> int:
+        return self.reward.numel()
+
+    def begin(self) -> None:
+        """Goes on from where the last rollout ended."""
+        self.num_final = 0
+        for value in self.obs.values():
+            value[0].copy_(value[-1])
+
+    def show(self, t: int, obs: Mapping[str, Array]) -> None:
+        """Puts what is acted on at step `t`; features that were not there at first are left out."""
+        for name, memory in self.obs.items():
+            memory[t].copy_(tensor_of(obs[name]))
+
+    def put(
+        self, t: int, obs: Mapping[str, Array], reward: Array, terminated: Array, truncated: Array
+    ) -> None:
+        """Puts what step `t` led to."""
+        self.show(t + 1, obs)
+        for memory, value in (
+            (self.reward, reward),
+            (self.terminated, terminated),
+            (self.truncated, truncated),
+        ):
+            memory[t].copy_(tensor_of(value))
+
+    def put_final(self, t: int, obs: Mapping[str, Array], truncated: Any) -> None:
+        """Puts the observations that ended episodes at step `t`.
+
+        Of numpy's, those of truncated episodes alone. Of a device all rows: which were truncated is not read
+        back, and another step's final observation is what it led to.
+        """
+        num_envs = self.reward.shape[1]
+        rows = None if isinstance(truncated, Tensor) else np.flatnonzero(truncated)
+        count = num_envs if rows is None else len(rows)
+        place = slice(self.num_final, self.num_final + count)
+        for name, memory in self.final_obs.items():
+            memory[place].copy_(tensor_of(obs[name] if rows is None else obs[name][rows]))
+        found = (
+            torch.arange(num_envs, device=self.final_row.device) if rows is None else torch.from_numpy(rows)
+        )
+        self.final_row[place].copy_(found + t * num_envs)
+        self.num_final += count
+
+
+def tensor_of(array: Any) -> Tensor:
+    """Returns an array as a tensor of the same memory, where it has one that can be written."""
+    return array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, None, ["C", "W"]))

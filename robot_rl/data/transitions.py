@@ -80,6 +80,10 @@ class StepBatch(Segment):
     expert_action: Array | None = None
     """(B, A): what an expert would have done at `obs`; None where none was asked."""
 
+    reset_row: Array | None = None
+    """(B, 2): the class (of `VectorEnv.reset_classes`) and the row in which the episode began; None without a
+    start bank."""
+
     @property
     def cost(self) -> int:
         return len(self.reward)

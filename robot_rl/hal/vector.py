@@ -71,6 +71,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     """Safety limits of the arm; None where there is no arm."""
     says_success: bool = True
     """Whether the env reports successes; if not, the return counts."""
+    reset_classes: tuple[str, ...] = ()
+    """Names of the classes of starts, where episodes begin in rows of a bank: then `infos` has `reset_class`
+    (B,), a number in this table, and `reset_row` (B,), of the episode that the step belongs to."""
     xp: Any = np
     """The array API functions of its arrays."""
     device: Any = "cpu"

@@ -54,7 +54,7 @@ class ChunkSource:
         self._seed, self._device = seed, device
         self._generator = Generator(device).manual_seed(seed)
         self._weights = Subscriber(policy)
-        self.episodes = EpisodeLog(env.num_envs)
+        self.episodes = EpisodeLog(env.num_envs, env.reset_classes)
 
     def close(self) -> None:
         """Closes the env."""

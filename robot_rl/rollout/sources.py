@@ -80,7 +80,7 @@ class InlineSource:
         self._weights = Subscriber(policy)
         self._obs: Obs | None = None
         self._act: Act | None = None
-        self.episodes = EpisodeLog(env.num_envs)
+        self.episodes = EpisodeLog(env.num_envs, env.reset_classes)
 
     def collect(self, published: Published) -> StepBatch:
         """Returns one control step of all envs, complete with the base's next action."""
@@ -123,6 +123,7 @@ class InlineSource:
             decides=act.decides,
             picture_stamp_ns=infos.get("picture_stamp_ns"),
             expert_action=expert_action,
+            reset_row=_starts(infos),
         )
 
     def close(self) -> None:
@@ -166,20 +167,26 @@ class Tally:
     """What an `EpisodeLog` has counted since the last `drain`."""
 
     ended: Array
-    """(n, 3), of each episode that ended: return, length, success."""
+    """(n, 4), of each episode that ended: return, length, success, class of its start or -1."""
     limited: int
     """Actions that safety limited."""
     nan_resets: int
+    classes: tuple[str, ...]
 
 
 class EpisodeLog:
-    """Returns, lengths and successes of the episodes that ended since the last `take`."""
+    """Returns, lengths and successes of the episodes that ended since the last `take`.
 
-    def __init__(self, num_envs: int) -> None:
+    Where episodes begin in rows of a bank, the success of each class is counted too: that of all depends on
+    the mixture, and says nothing of how far training is.
+    """
+
+    def __init__(self, num_envs: int, classes: tuple[str, ...] = ()) -> None:
+        """Counts episodes of `num_envs` envs; `classes`: `VectorEnv.reset_classes`."""
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
-        self._ended = np.zeros((0, 3))
-        self._limited = 0
+        self._ended = np.zeros((0, 4))
+        self._limited, self._classes = 0, classes
         self.nan_resets = 0
         """Episodes cut short because a simulation diverged, since the run began."""
 
@@ -190,14 +197,15 @@ class EpisodeLog:
         self._limited += int(np.sum(infos.get("limited", 0)))
         self.nan_resets += int(np.sum(infos.get("diverged", 0)))
         if ended.any():
-            rows = np.stack([self._return[ended], self._length[ended], infos["success"][ended]], axis=1)
-            self._ended = np.concatenate([self._ended, rows])
+            kind = infos.get("reset_class", np.full(len(ended), -1))
+            parts = (self._return, self._length, infos["success"], kind)
+            self._ended = np.concatenate([self._ended, np.stack([part[ended] for part in parts], axis=1)])
             self._return[ended], self._length[ended] = 0.0, 0
 
     def drain(self) -> Tally:
         """Returns the counts since the last call, for a log in another process."""
-        tally = Tally(self._ended, self._limited, self.nan_resets)
-        self._ended, self._limited, self.nan_resets = np.zeros((0, 3)), 0, 0
+        tally = Tally(self._ended, self._limited, self.nan_resets, self._classes)
+        self._ended, self._limited, self.nan_resets = np.zeros((0, 4)), 0, 0
         return tally
 
     def merge(self, tally: Tally) -> None:
@@ -205,14 +213,19 @@ class EpisodeLog:
         self._ended = np.concatenate([self._ended, tally.ended])
         self._limited += tally.limited
         self.nan_resets += tally.nan_resets
+        self._classes = tally.classes
 
     def take(self) -> dict[str, float]:
         """Returns their means and counts since the last call."""
         means: dict[str, float] = {"episodes": float(len(self._ended)), "safety_clamps": float(self._limited)}
         if len(self._ended):
             names = ("return", "length", "success")
-            means |= dict(zip(names, self._ended.mean(axis=0).tolist(), strict=True))
-        self._ended, self._limited = np.zeros((0, 3)), 0
+            means |= dict(zip(names, self._ended[:, :3].mean(axis=0).tolist(), strict=True))
+        for number, name in enumerate(self._classes):
+            success = self._ended[self._ended[:, 3] == number, 2]
+            if len(success):
+                means |= {f"episodes_{name}": float(len(success)), f"success_{name}": float(success.mean())}
+        self._ended, self._limited = np.zeros((0, 4)), 0
         return means
 
     def state_dict(self) -> dict[str, Any]:
@@ -226,5 +239,14 @@ class EpisodeLog:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._return, self._length = state["return"].copy(), state["length"].copy()
-        self._ended, self._limited = state["ended"], int(state["limited"])
+        ended = state["ended"]  # (n, 3) of a checkpoint that knows no classes
+        self._ended = np.concatenate([ended, np.full((len(ended), 4 - ended.shape[1]), -1.0)], axis=1)
+        self._limited = int(state["limited"])
         self.nan_resets = int(state["nan_resets"])
+
+
+def _starts(infos: Mapping[str, Any]) -> Array | None:
+    """Returns the class and the row (B, 2) in which each env's episode began; None without a bank."""
+    if "reset_class" not in infos:
+        return None
+    return np.stack([infos["reset_class"], infos["reset_row"]], axis=1)

@@ -6,6 +6,7 @@ less never shifts another.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.policies.config import SMALL_VLA
 from robot_rl.policies.given_encoder import load_image_encoders
 from robot_rl.policies.onnx_pictures import SUFFIX, read_encoder_graph
+from robot_rl.policies.spec import SavedPolicy
 from robot_rl.rollout.envs import simulation
 from robot_rl.train.config import RunConfig
 from robot_rl.train.experience import Draws
@@ -99,6 +101,18 @@ def cloned_policy(session: Session, episodes: Episodes) -> Module:
         digest = load_image_encoders(policy.encoder, Path(given))
         session.display.message(f"image encoders: {given}, SHA-256 {digest}")
     return policy
+
+
+def new_policy(config: RunConfig, base: SavedPolicy) -> Module:
+    """Returns the run's `policy` with drawn weights; its scale is that of what the base, noise, observed."""
+    given: Any = base
+    return resolve("policy", config.policy.chosen, at="policy.kind")(
+        config.policy,
+        state_dim=given.state_dim,
+        action_dim=base.action_dim,
+        normaliser=copy.deepcopy(given.normaliser),
+        generator=generator(config.seed, "policy"),
+    )
 
 
 def assemble_progress(session: Session, episodes: Episodes) -> Run:

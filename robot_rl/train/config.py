@@ -10,7 +10,7 @@ from typing import Any, Literal
 from robot_rl.config import plain
 from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
-from robot_rl.policies.config import ChunkPolicyConfig, PolicyConfig
+from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig, PolicyConfig
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.train.finetune.names import is_ours, kind_of
 from robot_rl.train.finetune.settings import FinetuneSettings
@@ -24,6 +24,7 @@ from robot_rl.train.improve.config import (
     LatentSettings,
     MethodSettings,
     OffPolicySettings,
+    PlainPPOSettings,
     ResidualSettings,
 )
 from robot_rl.train.recorded import CloningSettings, DemosConfig, ReplayConfig
@@ -256,15 +257,8 @@ class RunConfig:
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         if self.has_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person")
-        if isinstance(self.method, ChainSettings):
-            require(
-                not self.has_arm,
-                "method",
-                self.method.kind,
-                "methods with a replay, for an arm or a person",
-            )
-            reuse, allowed = self.replay.reuse, f"none with method={self.method.kind}, which has no replay"
-            require(not reuse, "replay.reuse", list(reuse), allowed)
+        if isinstance(self.method, ChainSettings | PlainPPOSettings):
+            self._check_rollouts()
         if isinstance(self.method, DaggerSettings) and "online" in self.plan:
             self._check_labelled()
         self._check_critics()
@@ -394,7 +388,9 @@ class RunConfig:
             raise ConfigError("stages: got 'look' and 'demos', allowed: one of them")
         if "online" in plan:
             bases = self.method.bases
-            require(NOISE in bases, "method", self.method.kind, "direct, where nothing was cloned")
+            require(
+                NOISE in bases, "method", self.method.kind, "direct or plain_ppo, where nothing was cloned"
+            )
         path = self.demos.path
         require(path is None, "demos.path", path, "none with the stage `look`, which plays noise")
         require(not self.has_arm, "stages", list(plan), "no `look` with an arm, which noise would break")
@@ -530,6 +526,25 @@ class RunConfig:
             most, episodes = self.demos.episodes - 2, self.demos.episodes
             allowed = f"at most {max(0, most)} of demos.episodes={episodes}: two or more are to learn from"
             require(own.heldout <= most, "finetune.heldout", own.heldout, allowed)
+
+    def _check_rollouts(self) -> None:
+        """Refuses what methods without a replay cannot have, or PPO from nothing cannot learn."""
+        kind, reuse, given = self.method.kind, self.replay.reuse, self.policy
+        require(not self.has_arm, "method", kind, "methods with a replay, for an arm or a person")
+        require(not reuse, "replay.reuse", list(reuse), f"none with method={kind}, which has no replay")
+        if not isinstance(self.method, PlainPPOSettings):
+            return
+        allowed = f"gaussian with method={kind}"
+        require(isinstance(given, GaussianPolicyConfig), "policy.kind", given.chosen, allowed)
+        require(given.horizon == 1, "policy.horizon", given.horizon, f"1 with method={kind}")
+        require(self.n_exec == 1, "n_exec", self.n_exec, f"1 with method={kind}, which decides at every step")
+        cameras, allowed = (
+            getattr(given, "cameras", ()),
+            f"none with method={kind}, which reads the state alone",
+        )
+        require(not cameras, "policy.cameras", list(cameras), allowed)
+        allowed = f"inline with method={kind}, whose rollouts lie in the memory that the learner reads"
+        require(self.transport == "inline", "transport", self.transport, allowed)
 
     def _check_latent(self) -> None:
         """Refuses experience whose noise is unknown."""

@@ -288,6 +288,7 @@ def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[lis
         for name, env in envs.items() if keeps else ():
             joints = 0 if env.limits is None else env.limits.num_joints
             how: dict[str, Any] = {"person": config.has_arm, "joints": joints, "device": device}
+            how["has_bank"] = bool(env.reset_classes)
             recorder = Recorder(folder / name, episodes_meta(env), observed(env), **how, is_exact=True)
             recorders.append(stack.enter_context(recorder))
         yield recorders

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.episode import EXECUTED, POLICY_ACTION, Episode, EpisodeSource, Feature
+from robot_rl.data.episode import EXECUTED, POLICY_ACTION, RESET_ROW, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.pool import EpisodePool, Relabel
 from robot_rl.data.store.layout import PictureFormat
@@ -40,6 +40,7 @@ class Recorder:
         *,
         person: bool = False,
         joints: int = 0,
+        has_bank: bool = False,
         device: str | None = None,
         is_exact: bool = False,
     ) -> None:
@@ -53,6 +54,8 @@ class Recorder:
                 group `policy_action`.
             joints: of the arm, if there is one; then the targets that safety let through are kept too,
                 as the group `executed_target_rad`.
+            has_bank: whether episodes begin in rows of a start bank; then class and row are kept too, as the
+                group `reset_row`.
             device: that acts; simulators of the robot if None.
             is_exact: whether pictures keep every bit: larger on the disk, as a replay that is restored from
                 them needs it.
@@ -67,6 +70,9 @@ class Recorder:
         self._has_arm = joints > 0
         if joints:
             features = {**features, EXECUTED: Feature("float32", (joints,))}
+        self._has_bank = has_bank
+        if has_bank:
+            features = {**features, RESET_ROW: Feature("int64", (2,))}
         device = device or f"sim {meta.robot}"
         picture: PictureFormat = "png" if is_exact else "jpeg"
         self._writer = StoreWriter(folder, meta, features, when_behind="wait", device=device, picture=picture)
@@ -107,6 +113,9 @@ class Recorder:
         if self._has_arm:
             assert steps.executed_target_rad is not None, "an arm reports the executed targets"
             kept[EXECUTED] = steps.executed_target_rad.astype(np.float32)
+        if self._has_bank:
+            assert steps.reset_row is not None, "an env with a bank reports the rows"
+            kept[RESET_ROW] = steps.reset_row
         return kept
 
     def _mark_episodes(self, lanes: Array, steps: StepBatch) -> None:

@@ -1,7 +1,8 @@
-"""On-policy experience: rollouts of whole chunks with their chains, each used for a few epochs and forgotten.
+"""On-policy experience: rollouts, each used for a few epochs and forgotten.
 
     RolloutSource: T decisions in N envs  ->  RolloutExperience: advantages once, then minibatches
     GroupSource: G episodes of each start ->  GroupExperience: groups without contrast dropped, then the same
+    StepRolloutSource: T control steps    ->  NewestRollout: whole; the learner makes its minibatches
 
 A block of updates pays for each rollout, so that between two turns of
 the loop nothing of a rollout is left, and a checkpoint needs none of it.
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from robot_rl.algos.returns import kept_groups
-from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
+from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout, StepRollout
 from robot_rl.train.loop import Stateful
 
 Array = NDArray[Any]
@@ -61,6 +62,31 @@ class RolloutExperience:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
+
+
+class NewestRollout:
+    """The newest rollout, whole, for a learner that takes all its epochs in one update."""
+
+    def __init__(self) -> None:
+        self._rollout: StepRollout | None = None
+
+    def add(self, segment: StepRollout) -> None:
+        """Takes the place of the rollout before."""
+        self._rollout = segment
+
+    def sample(self) -> StepRollout:
+        """Returns the rollout, once."""
+        rollout, self._rollout = self._rollout, None
+        if rollout is None:
+            raise RuntimeError("rollouts: nothing was collected since the last update")
+        return rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns nothing: between two turns of the loop the rollout is used up."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
 
 
 class EpisodeReward(Stateful, Protocol):

@@ -135,6 +135,14 @@ class Backend(Protocol):
         """Returns the time constants of the arm's servos, (n,) numpy."""
         ...
 
+    def model_hash(self) -> str:
+        """Returns a digest of the compiled model; names and what is only drawn do not change it."""
+        ...
+
+    def penetration_m(self, ids: Array) -> Array:
+        """Returns the depth (n,) of the deepest contact of some simulations, metres; 0: none."""
+        ...
+
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
         """Returns what draws these simulations, in this thread and `num_threads` - 1 others.
 

@@ -15,6 +15,7 @@ from mujoco.batch import Batch
 
 from robot_rl.core.arrays import Array, Kind, copied, namespace_of
 from robot_rl.sim.backends.backend import Backend, View
+from robot_rl.sim.backends.inspect_model import model_hash, penetration_m
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.backends.scene_model import (
     compile_scene,
@@ -123,6 +124,12 @@ class MujocoCpu:
 
     def servo_time_s(self) -> Array:
         return servo_time_s(self.model, self._robot)
+
+    def model_hash(self) -> str:
+        return model_hash(self.model)
+
+    def penetration_m(self, ids: Array) -> Array:
+        return self.asarray(penetration_m(self.model, np.asarray(self.state[ids])))
 
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
         return Renderers(lambda: Renderer(self.model, cameras, self.batch), num_threads)

@@ -24,6 +24,7 @@ import torch
 from robot_rl.core.arrays import Array, assign, namespace_of, to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.backends.backend import View
+from robot_rl.sim.backends.inspect_model import model_hash, penetration_m
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.backends.scene_model import (
     compile_scene,
@@ -278,6 +279,12 @@ class MujocoWarp:
 
     def servo_time_s(self) -> Array:
         return servo_time_s(self.model, self._robot)
+
+    def model_hash(self) -> str:
+        return model_hash(self.model)
+
+    def penetration_m(self, ids: Array) -> Array:
+        return self.asarray(penetration_m(self.model, to_numpy(self.read_states()[ids]).astype(float)))
 
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
         """Returns what draws copies of simulations on the CPU: for films, not for thousands."""

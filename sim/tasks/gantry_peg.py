@@ -7,6 +7,7 @@ from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_hole_block
+from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Control, Start, Task, View
 from robot_rl.sim.tasks.grasping import carry_to
 from robot_rl.sim.tasks.peg_insert import BLOCK_HEIGHT_M, CLEARANCE_M, inserted, insertion_reward
@@ -33,6 +34,16 @@ class GantryPeg(Task):
     symmetric = True
     observation = ("tool.linvel", "peg_in_tool.pos", "peg.zaxis", "tip_in_hole.pos")
     privileged = ("tip.pos", "hole.pos")
+    resets = Resets(
+        thing="peg",
+        goal="hole",
+        at_goal_m=(0.0, 0.0, PEG_HALF_M[2]),
+        hold="held",
+        way="walk",
+        near_goal_m=(0.03, 0.03, 0.06),
+        near_object_m=0.07,
+        workspace_m=((0.30, -0.22, 0.05), (0.66, 0.22, 0.32)),
+    )
     vary = (
         Vary(field="geom_friction", element="peg", low=0.8, high=1.3, component=0),
         Vary(field="body_mass", element="peg", low=0.5, high=2.0),

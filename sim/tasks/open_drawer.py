@@ -9,6 +9,7 @@ from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import BLUE, Rgba
+from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import half_turn, heading
 
@@ -16,6 +17,8 @@ OPEN_M = 0.12
 _TRAVEL_M = 0.18
 _GAP_M = 0.055
 """From the bar of the handle to the drawer's front: the fingers go between."""
+_BAR_X_M = -0.012 - _GAP_M
+"""Of the bar, in the drawer's frame."""
 _BAR_RADIUS_M = 0.007
 _BAR_HALF_M = 0.055
 _HANDLE_Z_M = 0.10
@@ -42,6 +45,14 @@ class OpenDrawer(Task):
     needs_gripper = False
     symmetric = True
     observation = ("tool.linvel", "drawer.pos", "drawer.vel", "handle.pos", "handle_in_tool.pos")
+    resets = Resets(
+        thing="drawer",
+        slide_goal_m=OPEN_M,
+        near_goal_m=(0.08, 0.0, 0.0),
+        grip_m=(_BAR_X_M, 0.0, _HANDLE_Z_M),
+        grip_half_m=(_BAR_RADIUS_M, 0.8 * _BAR_HALF_M, _BAR_RADIUS_M),
+        rests_at_goal=True,
+    )
     vary = (
         Vary(field="dof_damping", element="drawer", low=0.5, high=2.0),
         Vary(field="dof_frictionloss", element="drawer", low=0.5, high=2.0),
@@ -109,7 +120,7 @@ def add_chest(spec: mujoco.MjSpec) -> None:
     for side in (-1.0, 1.0):
         at = (depth - 0.01, side * (inner - 0.004), 0.04)
         _box(drawer, at, (depth - 0.012, 0.004, 0.03), BLUE, touches=False)
-    bar_x = -0.012 - _GAP_M
+    bar_x = _BAR_X_M
     _bar(drawer, (bar_x, -_BAR_HALF_M, _HANDLE_Z_M), (bar_x, _BAR_HALF_M, _HANDLE_Z_M))
     for side in (-1.0, 1.0):
         y = side * _BAR_HALF_M

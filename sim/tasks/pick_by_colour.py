@@ -14,6 +14,7 @@ from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import BLUE, RED, add_free_box, add_goal
+from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View
 from robot_rl.sim.tasks.grasping import level
 from robot_rl.sim.tasks.pick_cube import (
@@ -25,6 +26,10 @@ from robot_rl.sim.tasks.pick_cube import (
 )
 
 _CUBES = {"red": RED, "blue": BLUE}
+
+
+def _resets(cube: str) -> Resets:
+    return Resets(thing=cube, goal="goal", near_goal_m=(0.06, 0.06, 0.06), grip_half_m=(HALF_SIZE_M,) * 3)
 
 
 class _TwoCubes:
@@ -85,6 +90,7 @@ class PickRedCube(_TwoCubes, Task):
     name = "pick_red_cube"
     instruction = "pick up the red cube and bring it to the green point"
     wanted = "red"
+    resets = _resets("red")
 
 
 class PickBlueCube(_TwoCubes, Task):
@@ -98,3 +104,4 @@ class PickBlueCube(_TwoCubes, Task):
     name = "pick_blue_cube"
     instruction = "pick up the blue cube and bring it to the green point"
     wanted = "blue"
+    resets = _resets("blue")

@@ -8,6 +8,7 @@ from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_goal
+from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import grasp_aim
 
@@ -35,6 +36,7 @@ class PickCube(Task):
         "goal_in_tool.pos",
     )
     privileged = ("goal.pos",)
+    resets = Resets(thing="cube", goal="goal", near_goal_m=(0.06, 0.06, 0.06), grip_half_m=(HALF_SIZE_M,) * 3)
     vary = (
         Vary(field="geom_friction", element="cube", low=0.7, high=1.3, component=0),
         Vary(field="body_mass", element="cube", low=0.5, high=2.0),

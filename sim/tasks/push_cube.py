@@ -10,6 +10,7 @@ from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_mark
+from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import half_turn, heading, level
 
@@ -44,6 +45,16 @@ class PushCube(Task):
         "cube_in_tool.pos",
         "goal.pos",
         "goal_in_tool.pos",
+    )
+    resets = Resets(
+        thing="cube",
+        goal="goal",
+        at_goal_m=(0.0, 0.0, HALF_SIZE_M),
+        near_goal_m=(0.06, 0.06, 0.0),
+        hold="none",
+        grip_half_m=(HALF_SIZE_M,) * 3,
+        rests_at_goal=True,
+        classes=("reaching", "near_object", "near_goal"),
     )
     vary = (
         Vary(field="geom_friction", element="table", low=0.6, high=1.3, component=0),

@@ -6,6 +6,7 @@ from robot_rl.core.arrays import namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_goal
+from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
 
 GOAL_RADIUS_M = 0.02
@@ -24,6 +25,10 @@ class Reach(Task):
     needs_gripper = False
     symmetric = True
     observation = ("tool.linvel", "goal.pos", "goal_in_tool.pos")
+
+    resets = Resets(
+        goal="goal", near_goal_m=(0.06, 0.06, 0.06), hold="none", classes=("reaching", "near_goal")
+    )
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_goal(spec)

@@ -10,6 +10,7 @@ from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import BLUE, RED, add_free_box
+from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import carry_to, grasp_aim, level
 
@@ -44,6 +45,14 @@ class StackCube(Task):
         "red_in_blue.pos",
     )
     privileged = ("red.linvel",)
+    resets = Resets(
+        thing="red",
+        goal="blue",
+        at_goal_m=_ON_TOP_M,
+        near_goal_m=(0.03, 0.03, 0.04),
+        grip_half_m=(HALF_SIZE_M,) * 3,
+        rests_at_goal=True,
+    )
     vary = (
         Vary(field="geom_friction", element="red", low=0.7, high=1.3, component=0),
         Vary(field="body_mass", element="red", low=0.5, high=2.0),

@@ -90,6 +90,59 @@ class ChainPPOConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlainPPOConfig:
+    """How a Gaussian policy learns from its control steps; defaults of rsl_rl where it has them."""
+
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    lam: float = 0.95
+    """Lambda of the advantages, per control step."""
+    lr: float = 1e-3
+    """Of policy and value; the first one, with `target_kl`."""
+    target_kl: float | None = 0.01
+    """KL of a minibatch that the learning rate aims at: above twice of it the rate is divided by 1.5, below
+    half of it multiplied by 1.5. null leaves the rate as it is."""
+    lr_range: tuple[float, float] = (1e-5, 1e-2)
+    """Least and largest rate of that rule."""
+    epochs: int = 5
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Parts of a rollout that are an update each."""
+    clip: float = 0.2
+    """Range of the ratio."""
+    value_clip: float | None = 0.2
+    """Largest move of a value away from that before the updates that still counts (PPO2); or null."""
+    entropy_weight: float = 0.0
+    learns_std: bool = True
+    """The standard deviation learns; else it stays as it begins, policy.initial_std."""
+    grad_clip: float = 1.0
+    """Largest norm of the gradient of the policy, and of that of the value; 0 switches clipping off."""
+    weight_decay: float = 0.0
+    scale_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    privileged: bool = False
+    """The value also reads the privileged state (`env.privileged`), which no policy sees (asymmetric
+    actor-critic, Pinto et al. 2018)."""
+    width: int = 128
+    """Units of a hidden layer of the value."""
+    depth: int = 2
+    """Its hidden layers."""
+    matmul: Matmul = "bf16"
+    """Of the value's products; those of the policy stay float32, or the ratio would not begin at 1."""
+
+    def __post_init__(self) -> None:
+        at = "method.algorithm."
+        require_fields(self, at, "1 or more", "epochs", "minibatches", "width", "depth")
+        require_fields(self, at, "above 0", "lr")
+        require_fields(self, at, "0 to 1", "gamma_step", "lam")
+        require_fields(self, at, "0 or more", "entropy_weight", "weight_decay", "grad_clip")
+        require_fields(self, at, "above 0, below 1", "clip")
+        require_fields(self, at, "above 0, or null for none", "target_kl", "value_clip")
+        low, high = self.lr_range
+        require(0 < low <= high, at + "lr_range", self.lr_range, "two numbers above 0, the smaller first")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GRPOConfig(ChainPPOConfig):
     """How it learns from groups of episodes; defaults of SimpleVLA-RL (Li et al. 2025) where it has them.
 

@@ -14,7 +14,7 @@ from robot_rl.algos.config.off_policy import (
     ResidualConfig,
     SequenceConfig,
 )
-from robot_rl.algos.config.on_policy import ChainPPOConfig, GRPOConfig, OfflinePPOConfig
+from robot_rl.algos.config.on_policy import ChainPPOConfig, GRPOConfig, OfflinePPOConfig, PlainPPOConfig
 from robot_rl.config.build import Choice
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import TABLE, resolve, table
@@ -269,6 +269,27 @@ class PPOSettings(ChainSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlainPPOSettings(MethodSettings):
+    """PPO of a Gaussian policy from nothing; `policy` is its network, of which a decision is one action."""
+
+    kind: ClassVar[str] = "plain_ppo"
+    bases: ClassVar[tuple[str, ...]] = (NOISE,)
+    env_steps: int = 1_000_000
+    """As everywhere."""
+    steps: int = 32
+    """Control steps that each env takes between two blocks of updates."""
+    algorithm: PlainPPOConfig = field(default_factory=PlainPPOConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("steps", self.steps >= 1, "1 or more")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class GRPOSettings(ChainSettings):
     """Whole episodes, `num_envs` at a time, in groups from the same start, through the denoising chain."""
 
@@ -413,6 +434,7 @@ _OWN: tuple[type[MethodSettings], ...] = (
     ResidualSettings,
     DaggerSettings,
     PPOSettings,
+    PlainPPOSettings,
     GRPOSettings,
     LatentSettings,
     ChunkedSettings,

@@ -88,12 +88,17 @@ def privileged_scale(config: RunConfig, episodes: Episodes) -> Normaliser | None
     """
     if not config.method.reads_privileged:
         return None
+    check_privileged(episodes)
+    return Normaliser.fit({PRIVILEGED: episodes.obs[PRIVILEGED]}, episodes.action)
+
+
+def check_privileged(episodes: Episodes) -> None:
+    """Refuses critics that read the privileged state where there is none."""
     if PRIVILEGED not in episodes.obs:
         raise ConfigError(
             "method.algorithm.privileged: got True, allowed: false where the policy sees the whole state. "
             "Leave elements out by env.state."
         )
-    return Normaliser.fit({PRIVILEGED: episodes.obs[PRIVILEGED]}, episodes.action)
 
 
 def add_hooks(

@@ -24,7 +24,7 @@ from robot_rl.train.improve.method import (
     privileged_scale,
     settings_of,
 )
-from robot_rl.train.loop import Learner, Pacer, Run
+from robot_rl.train.loop import Experience, Learner, Pacer, Run
 from robot_rl.train.rollouts import RolloutExperience
 from robot_rl.train.schedule import Always
 from robot_rl.train.session import Session
@@ -89,7 +89,7 @@ def on_policy(
     start: Start,
     policy: Module,
     learner: Learner,
-    rollouts: RolloutExperience,
+    rollouts: Experience,
     more: Callable[[], dict[str, float]],
 ) -> Run:
     """Returns the loop in which a learner trains `policy` on its newest rollouts; `more` adds metrics."""

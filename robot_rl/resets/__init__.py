@@ -1,0 +1,1 @@
+"""Makes banks of states in which episodes begin; `robot_rl.sim.start_bank` draws from them."""

@@ -1,0 +1,139 @@
+"""Grasps of a thing: closed-form candidates on its box, of which those that hold in simulation are kept.
+
+The tool comes from above, as the tasks' actions hold it. A grasp is where the thing is in the tool's frame,
+how far the fingers then are, and nothing else. G grasps, B simulations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.resets.accept import Tolerances
+from robot_rl.resets.workbench import Workbench
+from robot_rl.sim.poses import compose, inverse
+
+Array = NDArray[Any]
+
+_JITTER_RAD, _JITTER_M = 0.15, 0.004
+_DEPTH, _LENGTH = 0.6, 0.6
+"""How far from the middle of the box the fingers are at most, up or down and along it, as shares of its half
+sizes."""
+_CLEAR_M = 0.006
+"""The fingers open wider than the box by this, or it is no candidate."""
+_CLOSING_STEPS, _SHAKE_STEPS = 10, 3
+_SHAKE_WEIGHTS = 1.0
+"""Force on the thing in each direction, in addition to its weight, as a multiple of that."""
+_HOLDING_M = 0.003
+"""Fingers that are nearer to each other hold nothing."""
+_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Grasps:
+    """G grasps that hold."""
+
+    tool_from_thing: Array
+    """(G, 7)"""
+    fingers: Array
+    """(G, finger joints)"""
+    tried: int
+
+    def draw(self, rng: np.random.Generator, num: int) -> tuple[Array, Array]:
+        """Returns grasps (num, 7) and their fingers, each drawn with the same probability."""
+        chosen = rng.integers(len(self.fingers), size=num)
+        return self.tool_from_thing[chosen], self.fingers[chosen]
+
+
+def find_grasps(bench: Workbench, rng: np.random.Generator, wanted: int, limits: Tolerances) -> Grasps:
+    """Returns at least one and about `wanted` grasps; of a held thing those in which the task begins.
+
+    Raises:
+        ConfigError: the box is wider than the fingers open, or no candidate holds.
+    """
+    kept, fingers, tried = list[Array](), list[Array](), 0
+    for _ in range(_ROUNDS):
+        tool_from_thing, holds = (
+            _held(bench) if bench.declared.hold == "held" else _grasped(bench, rng, limits)
+        )
+        kept.append(tool_from_thing[holds])
+        fingers.append(bench.fingers()[holds])
+        tried += bench.num
+        if sum(map(len, kept)) >= wanted:
+            break
+    found = Grasps(np.concatenate(kept), np.concatenate(fingers), tried)
+    if not len(found.fingers):
+        raise ConfigError(
+            f"resets of {bench.task.name}: none of {tried} grasps of {bench.declared.thing!r} holds. "
+            "Check `grip_m` and `grip_half_m` of its `resets`: the box that the fingers grasp from above."
+        )
+    return found
+
+
+def _held(bench: Workbench) -> tuple[Array, Array]:
+    """Returns how the task's own starts hold the thing."""
+    tool = bench.begin()
+    return compose(inverse(tool), bench.thing_pose()), np.ones(bench.num, bool)
+
+
+def candidates(bench: Workbench, rng: np.random.Generator) -> Array:
+    """Returns where the tool may be in the thing's frame, (B, 7): in its box, the fingers across it.
+
+    Raises:
+        ConfigError: the box is wider than the fingers open, by all faces.
+    """
+    declared, num, rows = bench.declared, bench.num, np.arange(bench.num)
+    half = np.asarray(declared.grip_half_m)
+    # Fingers open along the tool's y: across the box's y with the tool's x along its x, or a quarter turn on.
+    across = [axis for axis in (1, 0) if 2 * half[axis] < bench.open_m - _CLEAR_M]
+    if not across:
+        raise ConfigError(
+            f"resets of {bench.task.name}: {declared.thing!r} is {2e3 * half[0]:.0f} x "
+            f"{2e3 * half[1]:.0f} mm, and the fingers of {bench.robot.name} open by "
+            f"{1e3 * bench.open_m:.0f} mm: it has no grasp. "
+            "Declare hold='none', or a smaller box of it."
+        )
+    axis = np.asarray(across)[rng.integers(len(across), size=num)]
+    turn = np.where(axis == 1, 0.0, np.pi / 2) + np.pi * rng.integers(2, size=num)
+    at = np.zeros((num, 3))
+    at[rows, axis] = rng.uniform(-_JITTER_M, _JITTER_M, num)
+    at[rows, 1 - axis] = rng.uniform(-_LENGTH, _LENGTH, num) * half[1 - axis]
+    at[:, 2] = rng.uniform(-_DEPTH, _DEPTH, num) * half[2]
+    at += np.asarray(declared.grip_m)
+    yaw = turn + rng.uniform(-_JITTER_RAD, _JITTER_RAD, num)
+    return np.concatenate([at, bench.pointing_down(yaw)], axis=1)
+
+
+def _grasped(bench: Workbench, rng: np.random.Generator, limits: Tolerances) -> tuple[Array, Array]:
+    """Puts candidates, shuts the fingers, shakes the thing; returns the grasps, and which hold (B,)."""
+    tool = bench.begin()
+    thing_from_tool = candidates(bench, rng)
+    if bench.is_slide:
+        tool = bench.upright(compose(bench.thing_pose(), thing_from_tool))
+    else:
+        low, high = (np.asarray(corner) for corner in bench.declared.workspace_m)
+        tool[:, :3] = 0.5 * (low + high)
+        tool = bench.upright(tool)
+    bench.put_fingers(bench.robot.gripper_open)
+    left = bench.put_tool(tool)
+    if not bench.is_slide:
+        bench.put_thing(compose(bench.tool_pose(), inverse(thing_from_tool)))
+    bench.command_gripper(np.ones(bench.num, bool))
+    bench.forward()
+    bench.push_thing(np.array([0.0, 0.0, 1.0]))  # it floats while the fingers come
+    diverged = bench.step(_CLOSING_STEPS)
+    before = compose(inverse(bench.tool_pose()), bench.thing_pose())
+    for direction in np.concatenate([np.eye(3), -np.eye(3)]):
+        bench.push_thing(_SHAKE_WEIGHTS * direction)
+        diverged |= bench.step(_SHAKE_STEPS)
+    bench.push_thing(np.zeros(3))
+    diverged |= bench.step(_SHAKE_STEPS)
+    grasp = compose(inverse(bench.tool_pose()), bench.thing_pose())
+    slipped = np.linalg.norm(grasp[:, :3] - before[:, :3], axis=1)
+    holds = ~diverged & (slipped < limits.in_hand_m) & (left[:, 0] < limits.reached_m)
+    holds &= bench.fingers().sum(axis=1) > _HOLDING_M
+    return grasp, holds & (bench.backend.penetration_m(bench.all) < limits.penetration_m)

@@ -1,0 +1,138 @@
+"""A source of single control steps for learners that score their own actions: rollouts of a Gaussian policy.
+
+N envs, T control steps, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from robot_rl.core.arrays import to_numpy
+from robot_rl.core.policy import Encoded
+from robot_rl.data.rollout import StepRollout
+from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.policies.gaussian import GaussianPolicy
+from robot_rl.rollout.sources import EpisodeLog
+from robot_rl.rollout.weights import Published, Subscriber
+
+Array = NDArray[Any]
+_LOGGED = ("success", "limited", "diverged")
+"""What the figures of the episodes are made of, in addition to rewards and ends."""
+
+
+class StepRolloutSource:
+    """Collects T control steps of every env at a time; episodes continue from one rollout to the next.
+
+    A rollout is memory that the next one overwrites, so the learner has to be done with it: the source acts
+    in the learner's process.
+    """
+
+    is_ahead = False
+
+    def __init__(
+        self, env: VectorEnv, policy: GaussianPolicy, *, steps: int, seed: int, device: str = "cpu"
+    ) -> None:
+        """Begins with new episodes.
+
+        Args:
+            env: where; with autoreset SAME_STEP.
+            policy: the acting copy, whose chunks are one action long.
+            steps: T.
+            seed: of the episodes and of the exploration.
+            device: where the policy's parameters are, and the memory.
+        """
+        assert policy.horizon == 1, "a decision at every control step"
+        self._env, self._policy, self._steps = env, policy, steps
+        self._seed, self._device = seed, device
+        self._generator = Generator(device).manual_seed(seed)
+        self._weights = Subscriber(policy)
+        self._memory: StepRollout | None = None
+        self.episodes = EpisodeLog(env.num_envs)
+
+    def close(self) -> None:
+        """Closes the env."""
+        self._env.close()
+
+    @torch.no_grad()
+    def collect(self, published: Published) -> StepRollout:
+        """Returns T control steps of every env, all with the newest weights."""
+        if self._memory is None:
+            obs, _ = self._env.reset(seed=self._seed)
+            self._memory = memory = self._allocated(obs)
+        else:
+            memory = self._memory
+            memory.begin()
+        memory.policy_version = self._weights.refresh(published)
+        memory.drawn.normal_(generator=self._generator)
+        logged = [self._step(memory, t) for t in range(self._steps)]
+        self._log(logged)
+        return memory
+
+    def _allocated(self, obs: Obs) -> StepRollout:
+        known = self._policy.normaliser.feature_dims
+        shown = {name: value for name, value in obs.items() if name in known}
+        return StepRollout.allocate(shown, self._steps, self._policy.action_dim, self._device)
+
+    def _step(self, memory: StepRollout, t: int) -> dict[str, Array]:
+        """Takes step `t`, and returns what is to be logged of it."""
+        shown = {name: value[t] for name, value in memory.obs.items()}
+        mean, std = self._policy.moments(Encoded(self._policy.encode(shown)))
+        memory.mean[t].copy_(mean[:, 0])
+        memory.std.copy_(std)
+        drawn = torch.addcmul(memory.mean[t], memory.drawn[t], std, out=memory.drawn[t])
+        action = self._policy.executed(drawn)
+        obs, reward, terminated, truncated, infos = self._env.step(self._to_env(action))
+        memory.put(t, obs, reward, terminated, truncated)
+        if "final_obs" in infos:
+            memory.put_final(t, infos["final_obs"], truncated)
+        logged = {name: infos[name] for name in _LOGGED if name in infos}
+        return {"reward": reward, "ended": terminated | truncated, **logged}
+
+    def _to_env(self, action: Tensor) -> Array:
+        env = self._env
+        if env.xp is np:
+            return to_numpy(action)
+        found: Any = action.to(env.device)
+        return found
+
+    def _log(self, steps: list[dict[str, Array]]) -> None:
+        """Counts the steps of a rollout; those of a device are fetched at once."""
+        columns = {name: _on_host([step[name] for step in steps]) for name in steps[0]}
+        for t in range(len(steps)):
+            row = {name: column[t] for name, column in columns.items()}
+            self.episodes.add(row.pop("reward"), row.pop("ended"), row)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns acting weights, the generator, the figures of the episodes, the env and the observation."""
+        memory = self._memory
+        obs = None if memory is None else {name: value[-1].clone() for name, value in memory.obs.items()}
+        return {
+            **self._weights.state_dict(),
+            "generator": self._generator.get_state(),
+            "episodes": self.episodes.state_dict(),
+            "env": self._env.state_dict(),
+            "obs": obs,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._weights.load_state_dict(state)
+        self._generator.set_state(state["generator"])
+        self.episodes.load_state_dict(state["episodes"])
+        if state["obs"] is None:
+            return
+        self._env.reset(seed=self._seed)
+        self._env.load_state_dict(state["env"])
+        self._memory = StepRollout.allocate(state["obs"], self._steps, self._policy.action_dim, self._device)
+        self._memory.show(self._steps, state["obs"])
+
+
+def _on_host(arrays: list[Any]) -> Array:
+    if isinstance(arrays[0], np.ndarray):
+        return np.stack(arrays)
+    return torch.stack(arrays).numpy(force=True)

@@ -1,0 +1,174 @@
+"""Episodes that begin in states of a bank: which row each draws, and putting it into the simulations.
+
+A draw depends on (seed, episode) alone, as the task's own starts do. Rows and what they draw of the model
+are uploaded once, into arrays of the back end. n envs that begin, C classes, N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from robot_rl.core.arrays import Array, copied, is_array, to_numpy
+from robot_rl.core.errors import ConfigError, nearest, require
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.backends.backend import Backend
+from robot_rl.sim.bank_files import OWN, Bank, BankKey, load_bank
+from robot_rl.sim.config import ResetsConfig
+from robot_rl.sim.randomize import Randomizer
+
+_DRAWS = 2
+"""Stream of the draws of classes and rows: nothing else shifts where a bank is used."""
+HELD_OUT = 0.1
+"""Share of each class's rows, its last ones, that only evaluation draws."""
+
+
+def key_of(task: str, robot: str, backend: Backend, randomizer: Randomizer) -> BankKey:
+    """Returns the key of banks that fit these simulations."""
+    return BankKey(
+        task=task,
+        robot=robot,
+        model_hash=backend.model_hash(),
+        num_state=backend.state_size,
+        mujoco=version("mujoco"),
+        varied=randomizer.labels,
+    )
+
+
+class StartBank:
+    """Draws a class and a row for each episode; class 0 is the task's own starts, which have no row."""
+
+    def __init__(self, config: ResetsConfig, key: BankKey, backend: Backend, randomizer: Randomizer) -> None:
+        """Reads the bank and uploads it.
+
+        Raises:
+            DatasetError: it is damaged, or of another task, robot or model.
+            ConfigError: the mixture names a class that it has not.
+        """
+        at = "env.resets.bank"
+        bank = Bank(key=key, sets={}, bills={}) if config.bank is None else load_bank(config.bank, at=at)
+        bank.key.check(key, at=f"{at}={config.bank}")
+        self._backend, self._randomizer = backend, randomizer
+        self.classes: tuple[str, ...] = (OWN, *bank.sets)
+        asarray = backend.asarray
+        sets = list(bank.sets.values())
+        empty = np.zeros((0, key.num_state)), np.zeros((0, len(key.varied)))
+        self._states = asarray(np.concatenate([empty[0], *(each.states for each in sets)]))
+        self._varied = asarray(np.concatenate([empty[1], *(each.varied for each in sets)]))
+        self.sizes = [0, *(len(each) for each in sets)]
+        self._offset = asarray(np.array([0, *np.cumsum(self.sizes)[:-1]], np.int64))
+        first, count = _drawn(self.sizes, config)
+        self._first, self._count = asarray(first), asarray(count)
+        self._kinds, self._until = self._mixture(config.mix, count)
+        self._asked: tuple[Array, Array] | None = None
+        num_envs = backend.num_sims
+        self.kind = asarray(np.zeros(num_envs, np.int64))
+        """(B,): the class of each env's present episode."""
+        self.row = asarray(np.full(num_envs, -1, np.int64))
+        """(B,): its row within that class; -1 where the task began it."""
+
+    def _mixture(self, mix: Mapping[str, float], count: Array) -> tuple[Array, Array]:
+        """Returns the classes that are drawn, and up to where in [0, 1) each but the last is."""
+        for name in mix:
+            if name not in self.classes:
+                raise ConfigError(f"env.resets.mix: no class {name!r}.{nearest(name, self.classes)}")
+        weights = dict(mix) or dict.fromkeys(self.classes[1:], 1.0)
+        drawn = [i for i, name in enumerate(self.classes) if weights.get(name, 0.0) > 0]
+        for i in drawn:
+            if i and not count[i]:
+                raise ConfigError(
+                    f"env.resets.mix: class {self.classes[i]!r} has {self.sizes[i]} rows, too few to hold "
+                    "some out for evaluation. Make a larger bank: robot-rl resets generate rows=1000."
+                )
+        share = np.array([weights[self.classes[i]] for i in drawn], float)
+        until = np.cumsum(share / share.sum())[:-1]
+        return self._backend.asarray(np.array(drawn, np.int64)), self._backend.asarray(until)
+
+    def draw(self, rng: EpisodeRng) -> tuple[Array, Array]:
+        """Returns the class and the row (n,) of episodes; the row is -1 where the class is 0."""
+        xp, unit = self._backend.xp, rng.uniform(size=2)
+        among = xp.sum(xp.asarray(unit[:, :1] >= self._until[None, :], dtype=xp.int64), axis=1)
+        kind = self._kinds[among]
+        row = xp.asarray(xp.floor(unit[:, 1] * self._count[kind]), dtype=xp.int64) + self._first[kind]
+        return kind, xp.where(kind == 0, -1, row)
+
+    def begin(self, ids: Array, seeds: Array, episodes: Array) -> Array:
+        """Puts simulations that begin into their rows; returns those of them that the task begins itself.
+
+        Args:
+            ids: (n,) simulations, cleared.
+            seeds: (n,) of these; as `EpisodeRng` has them.
+            episodes: (n,)
+        """
+        if self._asked is None:
+            kind, row = self.draw(EpisodeRng(seeds, episodes, stream=_DRAWS))
+        else:
+            kind, row = self._asked[0][ids], self._asked[1][ids]
+        self.kind[ids], self.row[ids] = kind, row
+        from_bank = kind > 0
+        taken, at = ids[from_bank], (self._offset[kind] + row)[from_bank]
+        if len(taken):
+            self._backend.write_states(taken, self._states[at])
+            if self._varied.shape[1]:
+                self._randomizer.put(taken, self._varied[at])
+        return ids[~from_bank]
+
+    @contextmanager
+    def asked(self, options: Mapping[str, Any]) -> Generator[None]:
+        """Within it, episodes begin as `reset_class` and `reset_row` (B,) say, in the place of draws.
+
+        Without `reset_class` it changes nothing; a number alone is meant for every env.
+
+        Raises:
+            ConfigError: there is no such class, or no such row.
+        """
+        if "reset_class" not in options:
+            require(
+                "reset_row" not in options, "reset: reset_row", options.get("reset_row"), "with reset_class"
+            )
+            yield
+            return
+        self._asked = self._checked(options["reset_class"], options.get("reset_row", 0))
+        try:
+            yield
+        finally:
+            self._asked = None
+
+    def _checked(self, kind: Any, row: Any) -> tuple[Array, Array]:
+        size = np.array(self.sizes)
+        kind = np.array(np.broadcast_to(_host(kind), (len(self.kind),)), np.int64)
+        row = np.array(np.broadcast_to(_host(row), kind.shape), np.int64)
+        is_class = (kind >= 0) & (kind < len(size))
+        if not (is_class.all() and ((kind == 0) | ((row >= 0) & (row < size[kind]))).all()):
+            rows = ", ".join(f"{i} {name}: {size[i]}" for i, name in enumerate(self.classes) if i)
+            raise ConfigError(
+                f"reset: got reset_class {kind.tolist()} and reset_row {row.tolist()}, allowed: 0 {OWN}, and "
+                f"these classes with rows below {rows}"
+            )
+        return self._backend.asarray(kind), self._backend.asarray(np.where(kind == 0, -1, row))
+
+    def infos(self) -> dict[str, Array]:
+        """Returns the class and row of every env's present episode."""
+        return {"reset_class": copied(self.kind), "reset_row": copied(self.row)}
+
+    def load(self, kind: Array, row: Array) -> None:
+        """Restores what `infos` returned."""
+        self.kind = copied(self._backend.asarray(kind))
+        self.row = copied(self._backend.asarray(row))
+
+
+def _host(values: Any) -> Array:
+    return to_numpy(values) if is_array(values) else np.asarray(values)
+
+
+def _drawn(sizes: list[int], config: ResetsConfig) -> tuple[Array, Array]:
+    """Returns the first row and the number of rows (C,) of each class that may be drawn."""
+    size = np.array(sizes, np.int64)
+    held_out = np.ceil(HELD_OUT * size).astype(np.int64)
+    if config.rows == "held_out":
+        return size - held_out, held_out
+    return np.zeros_like(size), size - held_out
