@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Generator, Tensor
@@ -34,7 +34,6 @@ from robot_rl.data.rollout import StepRollout
 
 _REWARD_LIMIT = 10.0  # of a scaled reward
 _RATE_STEP = 1.5  # of the rule for the learning rate (rsl_rl)
-_METRICS = ("loss", "kl", "clipped", "value", "value_loss", "lr")
 
 
 @dataclass
@@ -61,6 +60,11 @@ class Steps:
     def __len__(self) -> int:
         return len(self.advantage)
 
+    @property
+    def unexplained(self) -> Tensor:
+        """Share of the variance of the targets that the value before the updates does not explain."""
+        return (self.target - self.value).var() / self.target.var().clamp_min(1e-8)
+
     def rows(self, index: Tensor | slice) -> Self:
         """Returns some rows."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -75,6 +79,19 @@ class Steps:
         edges = [len(self) * i // minibatches for i in range(minibatches + 1)]
         for first, last in itertools.pairwise(edges):
             yield moved.rows(slice(first, last))
+
+
+class Measured(NamedTuple):
+    """What an update shows of a minibatch of B rows."""
+
+    kl: Tensor
+    """() of the policy before the step from the one that acted."""
+    gain: Tensor
+    """(B,): advantage times ratio, before it is clipped."""
+    is_clipped: Tensor
+    """(B,) bool"""
+    error: Tensor
+    """(B,): of the value."""
 
 
 class PlainPPO(Learner):
@@ -113,19 +130,28 @@ class PlainPPO(Learner):
         """Takes all epochs over a rollout; then the scale of the observations goes on with it."""
         cfg = self._cfg
         steps = self.prepare(rollout)
-        rows = [
-            self.update_rows(part, rollout.std)
-            for _ in range(cfg.epochs)
-            for part in steps.shuffled(cfg.minibatches, self._generator)
-        ]
+        for _ in range(cfg.epochs - 1):
+            for part in steps.shuffled(cfg.minibatches, self._generator):
+                self.update_rows(part, rollout.std)
+        last = steps.shuffled(cfg.minibatches, self._generator)
+        rows = [self.update_rows(part, rollout.std) for part in last]
         for name, moments in self._moments.items():
             if name in rollout.obs:
                 moments.add(rollout.obs[name][:-1].flatten(0, 1))
         self._policy.normaliser.follow(self._moments)
-        metrics = dict(zip(_METRICS, torch.stack(rows).mean(dim=0), strict=True))
-        unexplained = (steps.target - steps.value).var() / steps.target.var().clamp_min(1e-8)
         self._updates += 1
-        return {**metrics, "std": self._policy.log_std.exp().mean(), "unexplained": unexplained}
+        return {**self._metrics(rows), "value": steps.value.mean(), "unexplained": steps.unexplained}
+
+    def _metrics(self, last: Sequence[Measured]) -> dict[str, Tensor]:
+        """Returns the metrics of the minibatches of the last epoch."""
+        return {
+            "kl": torch.stack([part.kl for part in last]).mean(),
+            "gain": torch.cat([part.gain for part in last]).mean(),
+            "clipped": torch.cat([part.is_clipped for part in last]).float().mean(),
+            "value_loss": torch.cat([part.error for part in last]).square().mean(),
+            "lr": self._lr.clone(),
+            "std": self._policy.log_std.exp().mean(),
+        }
 
     @torch.no_grad()
     def prepare(self, rollout: StepRollout) -> Steps:
@@ -136,7 +162,7 @@ class PlainPPO(Learner):
         advantage, target = self._worth(rollout, value)
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         deviation = (rollout.drawn - rollout.mean) / rollout.std
-        log_prob = _log_density(deviation, rollout.std)
+        log_prob = _log_density(deviation.square(), rollout.std)
         features = features[:-1].flatten(0, 1)
         return Steps(
             features=features,
@@ -182,35 +208,33 @@ class PlainPPO(Learner):
         return self._value.answer(seen.flatten(0, -2))[0].view(seen.shape[:-1])
 
     @torch.no_grad()
-    def update_rows(self, steps: Steps, old_std: Tensor) -> Tensor:
-        """Takes one step of policy and value along a minibatch; returns `_METRICS`."""
+    def update_rows(self, steps: Steps, old_std: Tensor) -> Measured:
+        """Takes one step of policy and value along a minibatch."""
         cfg, policy = self._cfg, self._policy
         with torch.enable_grad():
             chunk, std = policy.moments(Encoded({"features": steps.features}))
         mean, std = chunk.detach()[:, 0], std.detach()
         deviation = (steps.drawn - mean) / std
-        ratio = (_log_density(deviation, std) - steps.log_prob).exp()
+        squared = deviation.square()
+        ratio = (_log_density(squared, std) - steps.log_prob).exp()
         gain, limit = steps.advantage * ratio, cfg.clip
         # The surrogate is the smaller of the gain and the clipped one: where that is clipped, it is flat.
         is_clipped = torch.where(steps.advantage > 0, ratio > 1.0 + limit, ratio < 1.0 - limit)
         to_log_prob = torch.where(is_clipped, 0.0, gain).mul_(-1.0 / len(steps)).unsqueeze(1)
-        to_mean = (to_log_prob * deviation / std).unsqueeze(1)
+        to_mean = (deviation * to_log_prob).div_(std).unsqueeze(1)
         gradients = [*torch.autograd.grad(chunk, self._network, grad_outputs=to_mean)]
         if cfg.learns_std:
             # The entropy of a Gaussian is the sum of log std, and a constant.
-            gradients.append((to_log_prob * (deviation.square() - 1.0)).sum(dim=0) - cfg.entropy_weight)
+            gradients.append((to_log_prob.T @ (squared - 1.0))[0] - cfg.entropy_weight)
         out_NBO, path = self._value.answer(steps.seen)
-        value = out_NBO.flatten()
-        error, towards = value_error(value, steps.value, steps.target, cfg.value_clip)
+        error, towards = value_error(out_NBO.flatten(), steps.value, steps.target, cfg.value_clip)
         to_value = self._value.gradients(towards.view_as(out_NBO), path)
         kl = _kl(steps.mean, old_std, mean, std)
         if cfg.target_kl is not None:
             self._lr.copy_(followed_lr(self._lr, kl, cfg.target_kl, cfg.lr_range))
         self._actor_optimiser.apply(gradients, lr=self._lr)
         self._critic_optimiser.apply(to_value, lr=self._lr)
-        surrogate = torch.where(is_clipped, steps.advantage * ratio.clamp(1.0 - limit, 1.0 + limit), gain)
-        clipped, squared = is_clipped.float().mean(), error.square().mean()
-        return torch.stack([-surrogate.mean(), kl, clipped, value.mean(), squared, self._lr])
+        return Measured(kl, gain, is_clipped, error)
 
     def policy_weights(self) -> Mapping[str, Tensor]:
         return self._policy.state_dict()
@@ -239,13 +263,13 @@ def followed_lr(lr: Tensor, kl: Tensor, target_kl: float, lr_range: tuple[float,
     return torch.where(kl > 2.0 * target_kl, slower, torch.where(is_slow, faster, lr)).clamp(*lr_range)
 
 
-def _log_density(deviation: Tensor, std: Tensor) -> Tensor:
-    """Returns the log-density (...) of draws, given (drawn - mean) / std (..., A)."""
+def _log_density(squared: Tensor, std: Tensor) -> Tensor:
+    """Returns the log-density (...) of draws, given the squares (..., A) of (drawn - mean) / std."""
     constant = std.log().sum() + 0.5 * len(std) * math.log(2.0 * math.pi)
-    return -0.5 * deviation.square().sum(dim=-1) - constant
+    return torch.sub(-constant, squared.sum(dim=-1), alpha=0.5)
 
 
 def _kl(old_mean: Tensor, old_std: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Returns the mean over rows of KL(old || new) of Gaussians (B, A)."""
-    moved = ((old_mean - mean) / std).square().mean(dim=0)
-    return ((std / old_std).log() + 0.5 * ((old_std / std).square() + moved - 1.0)).sum()
+    moved, wider = (old_mean - mean).square_().mean(dim=0), old_std.square()
+    return ((std / old_std).log() + 0.5 * ((wider + moved) / std.square() - 1.0)).sum()

@@ -22,7 +22,7 @@ from robot_rl.rollout.sources import EpisodeLog
 from robot_rl.rollout.weights import Published, Subscriber
 
 Array = NDArray[Any]
-_LOGGED = ("success", "limited", "diverged")
+_LOGGED = ("success", "limited", "diverged", "reset_class")
 """What the figures of the episodes are made of, in addition to rewards and ends."""
 
 
@@ -53,7 +53,7 @@ class StepRolloutSource:
         self._generator = Generator(device).manual_seed(seed)
         self._weights = Subscriber(policy)
         self._memory: StepRollout | None = None
-        self.episodes = EpisodeLog(env.num_envs)
+        self.episodes = EpisodeLog(env.num_envs, env.reset_classes)
 
     def close(self) -> None:
         """Closes the env."""

@@ -25,6 +25,7 @@ from robot_rl.train.improve.config import (
     MethodSettings,
     OffPolicySettings,
     PlainPPOSettings,
+    PPOSettings,
     ResidualSettings,
 )
 from robot_rl.train.recorded import CloningSettings, DemosConfig, ReplayConfig
@@ -264,7 +265,7 @@ class RunConfig:
         self._check_critics()
         if "finetune" in self.plan:
             self._check_finetuned()
-        elif self.bc.policy is None and "clone" in self.plan:
+        elif self.bc.policy is None and ("clone" in self.plan or self._draws_chain):
             self._check_cloned()
         if isinstance(self.method, GRPOSettings):
             group = self.method.group
@@ -311,6 +312,11 @@ class RunConfig:
             *(("distil",) if distils else ()),
             "evaluate",
         )
+
+    @property
+    def _draws_chain(self) -> bool:
+        """Whether PPO through a denoising chain begins with a policy that was not cloned."""
+        return "look" in self.plan and isinstance(self.method, PPOSettings)
 
     @cached_property
     def acting(self) -> dict[str, SourceConfig]:
@@ -389,7 +395,10 @@ class RunConfig:
         if "online" in plan:
             bases = self.method.bases
             require(
-                NOISE in bases, "method", self.method.kind, "direct or plain_ppo, where nothing was cloned"
+                NOISE in bases,
+                "method",
+                self.method.kind,
+                "direct, ppo or plain_ppo, where nothing was cloned",
             )
         path = self.demos.path
         require(path is None, "demos.path", path, "none with the stage `look`, which plays noise")

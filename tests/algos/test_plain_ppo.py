@@ -106,8 +106,9 @@ def test_the_first_ratio_is_one_and_stays_so_when_the_scale_moves() -> None:
         torch.testing.assert_close(whole, steps.log_prob, atol=1e-5, rtol=0)
         before = copy.deepcopy(policy.state_dict())
         first = copy.deepcopy(learner).update_rows(picked, rollout.std)
-        assert float(first[1]) == pytest.approx(0.0, abs=1e-6)  # the KL
-        assert float(first[2]) == 0.0  # none is clipped
+        assert float(first.kl) == pytest.approx(0.0, abs=1e-6)
+        torch.testing.assert_close(first.gain, picked.advantage, atol=1e-5, rtol=1e-5)  # times a ratio of 1
+        assert not first.is_clipped.any()
         learner.update(rollout)
         assert not policy.state_dict()["encoder.normaliser.mean_state"].equal(
             before["encoder.normaliser.mean_state"]
@@ -138,8 +139,9 @@ def test_the_gradient_is_that_of_the_clipped_objective(learns_std: bool) -> None
     found: list[Tensor] = []
     for optimiser in optimisers:
         optimiser.apply = lambda gradients, **how: found.extend(gradients)
-    metrics = learner.update_rows(steps, rollout.std)
-    assert 0.0 < float(metrics[2]) < 1.0  # some are clipped, not all
+    is_clipped = learner.update_rows(steps, rollout.std).is_clipped
+    assert is_clipped.any()
+    assert not is_clipped.all()
     assert len(found) == len(wanted) == len(weights)
     assert any(weight is policy.log_std for weight in weights) == learns_std
     for got, want in zip(found, wanted, strict=True):

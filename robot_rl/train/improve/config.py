@@ -259,13 +259,18 @@ class PPOSettings(ChainSettings):
     """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
 
     kind: ClassVar[str] = "ppo"
-    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED, "lerobot_diffusion", "lerobot_flow")
+    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED, "lerobot_diffusion", "lerobot_flow", NOISE)
+    """With noise for a base, `policy` is learned from nothing."""
     decisions: int = 50
     """Chunks that each env executes between two blocks of updates."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("decisions", self.decisions >= 1, "1 or more")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +333,10 @@ class RL100Settings(PPOSettings):
     algorithm: ChainPPOConfig = field(default_factory=lambda: ChainPPOConfig(reduction="per_step"))
     """Of the online phase; the offline one has its own rate and range, and the rest from here."""
     offline: OfflinePPOConfig = field(default_factory=OfflinePPOConfig)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (DEMONSTRATIONS,)
 
     @property
     def leaves_base(self) -> bool:

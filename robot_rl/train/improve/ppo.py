@@ -1,4 +1,4 @@
-"""PPO through the denoising chain of a copy of the base: flow-SDE (pi_RL), DPPO, ReinFlow and FPO."""
+"""PPO through the denoising chain of a copy of the base, or of a new policy: pi_RL, DPPO, ReinFlow, FPO."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.rollout.chunks import RolloutSource
 from robot_rl.rollout.weights import Publisher
-from robot_rl.train.assemble import generator
+from robot_rl.train.assemble import generator, new_policy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.acting import sources_of
-from robot_rl.train.improve.config import ChainSettings, PPOSettings
+from robot_rl.train.improve.config import NOISE, ChainSettings, PPOSettings
 from robot_rl.train.improve.method import (
     Method,
     Module,
@@ -31,8 +31,8 @@ from robot_rl.train.session import Session
 
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
-    """Returns a copy of the base that explores by the method's process."""
-    module: Any = copy.deepcopy(base)
+    """Returns what explores by the method's process: a copy of the base, or a new policy if it is noise."""
+    module: Any = new_policy(config, base) if base.kind == NOISE else copy.deepcopy(base)
     own = getattr(module, "explorable", None) or module.config
     process = settings_of(config, ChainSettings).explored(own, config.n_exec)
     return module.with_process(process, generator=generator(config.seed, "exploration"))

@@ -129,3 +129,39 @@ def test_nothing_is_hidden_from_a_policy_that_sees_all(tmp_path: Path) -> None:
 def test_mistakes_are_refused(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(RunConfig, ["recipe=plain_ppo", *change.split()], config_name="train")
+
+
+FLOW: dict[str, Any] = {
+    "policy": {"kind": "flow", "horizon": 2, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "n_exec": 2,
+    "method": {
+        "kind": "ppo",
+        "env_steps": 48,
+        "decisions": 4,
+        "exploration": {"process": "flow_noise"},
+        "algorithm": {"reduction": "joint", "epochs": 2, "batch": 4, "critic_warmup": 0, "width": 16},
+    },
+}
+
+
+def test_a_flow_learns_from_nothing_and_resumes(tmp_path: Path) -> None:
+    whole = run(small(tmp_path / "whole", **FLOW))
+    with killed_after(8):
+        run(small(tmp_path / "cut", **FLOW))
+    resumed = resume(folder_of(tmp_path / "cut"))
+    assert resumed.final_digest == whole.final_digest
+    base, final = (load_policy(Path(whole.run) / "policy" / name)[0] for name in ("base", "final"))
+    assert (base.kind, final.kind) == ("noise", "flow")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("policy.kind=gaussian", "policy.kind: got 'gaussian', allowed: flow, diffusion"),
+        ("n_exec=2", "n_exec: got 2, allowed: 1 to policy.horizon, which is 1"),
+        ("method.exploration.process=flow_ode", "which does not explore"),
+    ],
+)
+def test_a_flow_that_cannot_explore_is_refused(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(RunConfig, ["recipe=flow_ppo", change], config_name="train")
