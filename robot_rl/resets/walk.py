@@ -31,7 +31,7 @@ _CELL_M, _CELL = 0.001, 0.01
 
 
 def walk_out(bench: Workbench, rng: np.random.Generator, limits: Tolerances) -> Array:
-    """Returns poses (M, 7) of the thing in the frame of its place, from in it to `near_goal_m` away, the nearest first.
+    """Returns poses (M, 7) of the thing in the frame of its place, the nearest first.
 
     Raises:
         ConfigError: the thing does not fit into its place, or nothing moves it out.
