@@ -11,7 +11,7 @@ from typing import Literal
 
 CLASSES = ("reaching", "near_object", "grasped", "near_goal")
 TOOL = "tool"
-Vector = tuple[float, float, float]
+Vector = tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

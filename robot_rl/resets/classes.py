@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from robot_rl.resets.accept import Put
 from robot_rl.resets.grasps import Grasps
+from robot_rl.resets.walk import draw_way
 from robot_rl.resets.workbench import Workbench
 from robot_rl.sim.poses import compose, inverse, quaternion_product, rotate, yaw_quaternion
 
@@ -88,7 +89,7 @@ def near_goal(bench: Workbench, use: Materials) -> Put:
         bench.forward()
         pose = bench.thing_pose()
     elif use.walk is not None:
-        pose = compose(bench.goal_pose(), use.walk[rng.integers(len(use.walk), size=bench.num)])
+        pose = compose(bench.goal_pose(), draw_way(use.walk, rng, bench.num))
     else:
         pose = _displaced(bench, rng, (-far[0], -far[1], 0.0 if declared.rests_at_goal else -far[2]), far)
         if let_go is not None:

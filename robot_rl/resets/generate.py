@@ -105,7 +105,9 @@ def _materials(bench: Workbench, settings: GenerateSettings, classes: tuple[str,
     rng = np.random.default_rng(train_seed(settings.seed, "materials"))
     bench.reseed(train_seed(settings.seed, "resets materials"))
     needs = set(classes) - {"reaching"}
-    grasps = find_grasps(bench, rng, _GRASPS, settings.limits) if needs and bench.hold != "none" else None
+    grasps = None
+    if needs and bench.hold != "none":
+        grasps = find_grasps(bench, rng, min(_GRASPS, 2 * settings.rows), settings.limits)
     is_walk = bench.declared.way == "walk" and "near_goal" in needs
     return Materials(rng=rng, grasps=grasps, walk=walk_out(bench, rng, settings.limits) if is_walk else None)
 

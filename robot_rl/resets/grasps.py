@@ -6,6 +6,7 @@ how far the fingers then are, and nothing else. G grasps, B simulations.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +56,14 @@ def find_grasps(bench: Workbench, rng: np.random.Generator, wanted: int, limits:
     Raises:
         ConfigError: the box is wider than the fingers open, or no candidate holds.
     """
-    kept, fingers, tried = list[Array](), list[Array](), 0
+    kept, fingers, tried, reasons = list[Array](), list[Array](), 0, Counter[str]()
     for _ in range(_ROUNDS):
-        tool_from_thing, holds = (
-            _held(bench) if bench.declared.hold == "held" else _grasped(bench, rng, limits)
-        )
+        is_held = bench.declared.hold == "held"
+        tool_from_thing, fails = _held(bench) if is_held else _grasped(bench, rng, limits)
+        holds = np.ones(bench.num, bool)
+        for name, fail in fails.items():
+            reasons[name] += int((holds & fail).sum())
+            holds &= ~fail
         kept.append(tool_from_thing[holds])
         fingers.append(bench.fingers()[holds])
         tried += bench.num
@@ -67,17 +71,19 @@ def find_grasps(bench: Workbench, rng: np.random.Generator, wanted: int, limits:
             break
     found = Grasps(np.concatenate(kept), np.concatenate(fingers), tried)
     if not len(found.fingers):
+        counts = ", ".join(f"{name} {count}" for name, count in reasons.most_common() if count)
         raise ConfigError(
-            f"resets of {bench.task.name}: none of {tried} grasps of {bench.declared.thing!r} holds. "
+            f"resets of {bench.task.name} on {bench.robot.name}: none of {tried} grasps of "
+            f"{bench.declared.thing!r} holds; failed first by: {counts}. "
             "Check `grip_m` and `grip_half_m` of its `resets`: the box that the fingers grasp from above."
         )
     return found
 
 
-def _held(bench: Workbench) -> tuple[Array, Array]:
-    """Returns how the task's own starts hold the thing."""
+def _held(bench: Workbench) -> tuple[Array, dict[str, Array]]:
+    """Returns how the task's own starts hold the thing, and no test that it fails."""
     tool = bench.begin()
-    return compose(inverse(tool), bench.thing_pose()), np.ones(bench.num, bool)
+    return compose(inverse(tool), bench.thing_pose()), {}
 
 
 def candidates(bench: Workbench, rng: np.random.Generator) -> Array:
@@ -108,8 +114,10 @@ def candidates(bench: Workbench, rng: np.random.Generator) -> Array:
     return np.concatenate([at, bench.pointing_down(yaw)], axis=1)
 
 
-def _grasped(bench: Workbench, rng: np.random.Generator, limits: Tolerances) -> tuple[Array, Array]:
-    """Puts candidates, shuts the fingers, shakes the thing; returns the grasps, and which hold (B,)."""
+def _grasped(
+    bench: Workbench, rng: np.random.Generator, limits: Tolerances
+) -> tuple[Array, dict[str, Array]]:
+    """Puts candidates, shuts the fingers, shakes the thing; returns the grasps, and which tests they fail."""
     tool = bench.begin()
     thing_from_tool = candidates(bench, rng)
     if bench.is_slide:
@@ -134,6 +142,10 @@ def _grasped(bench: Workbench, rng: np.random.Generator, limits: Tolerances) -> 
     diverged |= bench.step(_SHAKE_STEPS)
     grasp = compose(inverse(bench.tool_pose()), bench.thing_pose())
     slipped = np.linalg.norm(grasp[:, :3] - before[:, :3], axis=1)
-    holds = ~diverged & (slipped < limits.in_hand_m) & (left[:, 0] < limits.reached_m)
-    holds &= bench.fingers().sum(axis=1) > _HOLDING_M
-    return grasp, holds & (bench.backend.penetration_m(bench.all) < limits.penetration_m)
+    return grasp, {
+        "unreachable": left[:, 0] > limits.reached_m,
+        "diverged": diverged,
+        "slipping": slipped > limits.in_hand_m,
+        "empty": bench.fingers().sum(axis=1) < _HOLDING_M,
+        "penetrating": bench.backend.penetration_m(bench.all) > limits.penetration_m,
+    }

@@ -26,7 +26,7 @@ _MOST = 2000
 
 
 def draw_coverage(sets: Mapping[str, StartSet], path: Path, title: str) -> None:
-    """Writes a figure: the thing from its place, from above and from the side, and the tool from the thing."""
+    """Writes a figure: the thing from its place, from above and the side, and the tool from the thing."""
     from matplotlib.figure import Figure
 
     panels = [

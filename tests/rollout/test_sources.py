@@ -172,6 +172,23 @@ def test_the_log_of_another_process_is_merged() -> None:
     assert ours.take() == {"episodes": 2, "safety_clamps": 4, "return": 2.0, "length": 2.0, "success": 1.0}
 
 
+def test_success_is_counted_for_each_class_of_starts() -> None:
+    log, copy = EpisodeLog(3, ("own", "grasped", "near_goal")), EpisodeLog(0)
+    ended, success = np.array([True, True, True]), np.array([True, False, True])
+    log.add(np.ones(3), ended, {"success": success, "reset_class": np.array([2, 2, 0])})
+    log.add(np.ones(3), ended & success, {"success": success, "reset_class": np.array([2, 1, 0])})
+    copy.load_state_dict(log.state_dict())
+    copy.merge(log.drain())
+    taken = copy.take()  # counted twice: restored, and merged
+    assert (taken["episodes_own"], taken["success_own"]) == (4, 1.0)
+    assert taken["episodes_near_goal"] == 6
+    assert taken["success_near_goal"] == pytest.approx(2 / 3)
+    assert "success_grasped" not in taken
+    old = {**log.state_dict(), "ended": np.array([[1.0, 2.0, 1.0]])}  # of a checkpoint without classes
+    log.load_state_dict(old)
+    assert log.take()["success"] == 1.0
+
+
 def test_rows_that_ended_take_their_final_observation() -> None:
     obs = {"state": np.zeros((2, 3)), "front.rgb": np.zeros((2, 4, 4, 3), np.uint8)}
     final = {"state": np.ones((2, 3)), "front.rgb": np.full((2, 4, 4, 3), 7, np.uint8)}

@@ -222,6 +222,15 @@ def test_what_safety_let_through_is_kept_beside_what_was_commanded(tmp_path: Pat
     assert first.action.shape == (2, 2)
 
 
+def test_the_row_of_a_bank_is_kept_with_its_episode(tmp_path: Path) -> None:
+    one = {"state": Feature("float32", (1,))}
+    with Recorder(tmp_path, META, one, has_bank=True) as recorder:
+        for number in range(2):
+            recorder.add(replace(turn(number, one), reset_row=np.array([[1, 5], [0, -1], [4, 1999]])))
+    found = [open_source(tmp_path).read(lane).obs["reset_row"].tolist() for lane in range(LANES)]
+    assert found == [[[1, 5]] * 2, [[0, -1]] * 2, [[4, 1999]] * 2]
+
+
 def test_words_and_new_beginnings_cut_episodes_short(tmp_path: Path) -> None:
     one = {"state": Feature("float32", (1,))}
 

@@ -1,0 +1,25 @@
+"""A small bank of the light task, made once."""
+
+from pathlib import Path
+
+import pytest
+
+from robot_rl.resets.generate import GenerateSettings, generate
+from robot_rl.resets.workbench import Workbench
+from robot_rl.sim.bank_files import Bank
+from robot_rl.sim.config import EnvConfig
+
+ROWS = 24
+
+
+@pytest.fixture(name="bank", scope="session")
+def _bank() -> Bank:
+    bench = Workbench(EnvConfig(task="gantry_peg", num_threads=1), 32)
+    return generate(bench, GenerateSettings(rows=ROWS, seed=3, classes=()))
+
+
+@pytest.fixture(name="folder", scope="session")
+def _folder(bank: Bank, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("banks") / "gantry_peg"
+    bank.save(folder)
+    return folder
