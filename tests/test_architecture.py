@@ -352,8 +352,10 @@ APART = (
     "robot_rl/bench/pixels_peer.py",
     "robot_rl/bench/ppo.py",
     "robot_rl/testing/devices.py",
+    "robot_rl/resets/workbench.py",
 )
-"""What measures an env layer by layer, Stable-Baselines3's own loops, and the fake robot."""
+"""What measures an env layer by layer, Stable-Baselines3's own loops, the fake robot, and what is given
+simulations that `robot-rl resets` has opened."""
 
 
 def makes_env(node: ast.AST) -> str:

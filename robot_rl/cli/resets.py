@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ SUMMARY = "make a bank of diverse starts for a task, and show what is in it"
 
 _HELP = """\
 Usage: robot-rl resets generate task=<task> [robot=<name>] [out=<folder>] [rows=1000] [classes=...] [seed=0]
-                                [randomize=false] [num_envs=256] [num_threads=0] [--json]
+                                [randomize=false] [num_envs=256] [num_threads=0]
+                                [lease_wait_s=0] [--json]
        robot-rl resets info bank=<folder> [--json]
        robot-rl resets view bank=<folder> [camera=<name>] [--json]
 
@@ -66,10 +68,13 @@ class GenerateConfig:
     """Simulations at once; the bank depends on it."""
     num_threads: int = 0
     """All cores if 0; the bank does not depend on it."""
+    lease_wait_s: float = 0.0
+    """Longest wait for a free slot of the simulator."""
 
     def __post_init__(self) -> None:
         require(1 <= self.rows <= 1_000_000, "rows", self.rows, "1 to 1000000")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
+        require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
         require(self.num_envs >= 2, "num_envs", self.num_envs, "2 or more")
         check_num_envs(self.num_envs)
         check_names(self.task, self.robot, at="")
@@ -116,11 +121,11 @@ def _generate(words: list[str]) -> Outcome:
         randomize=options.randomize,
         num_threads=options.num_threads,
     )
-    bench = Workbench(config, options.num_envs)
     try:
-        bank = _made(bench, options)
+        with _simulations(config, options.num_envs, options.lease_wait_s) as env:
+            bank = _made(Workbench(env), options)
     except NoStartsError as error:
-        _show_rejected(bench, error, out)
+        _show_rejected(config, error, out)
         raise
     bank.save(out)
     _draw(out, bank, None)
@@ -139,40 +144,44 @@ def _made(bench: Workbench, options: GenerateConfig) -> Bank:
         return generate(bench, settings, lambda name, rows: progress.update(rows, note=name))
 
 
-def _show_rejected(bench: Workbench, error: NoStartsError, out: Path) -> None:
-    """Draws some starts that were rejected, and says where."""
-    from robot_rl.resets.plots import REJECTED, draw_pictures
+def _show_rejected(config: EnvConfig, error: NoStartsError, out: Path) -> None:
+    """Draws some starts that were rejected, and notes where."""
+    from robot_rl.resets.plots import COLUMNS, REJECTED, draw_pictures
 
     out.mkdir(parents=True, exist_ok=True)
-    path = out / REJECTED
-    if draw_pictures(_small(bench.env.config), {"rejected": error.rejected}, path, bench.task.camera):
-        error.add_note(f"{path} shows some of them.")
-    else:
-        out.rmdir()
+    path, camera = out / REJECTED, resolve("task", config.task).camera
+    with _simulations(config, COLUMNS) as env:
+        if draw_pictures(env.backend, {"rejected": error.rejected}, path, camera):
+            error.add_note(f"{path} shows some of them.")
+        else:
+            out.rmdir()
 
 
-def _small(config: EnvConfig) -> Any:
-    """Returns simulations in which pictures are drawn."""
-    from robot_rl.resets.plots import COLUMNS
-    from robot_rl.sim.vector import SimVectorEnv
+@contextmanager
+def _simulations(config: EnvConfig, num_envs: int, wait_s: float = 0.0) -> Generator[Any]:
+    """Opens simulations under a lease, and returns what is inside: starts are made of their very states."""
+    from robot_rl.rollout.envs import simulation
+    from robot_rl.sched.opened import opened
 
-    return SimVectorEnv(config, COLUMNS, autoreset="disabled")
+    with opened(simulation(config, num_envs), holder=f"resets {config.task}", wait_s=wait_s) as env:
+        yield env.env
 
 
 def _draw(folder: Path, bank: Bank, camera: str | None) -> None:
     """Writes the figures of a bank next to it."""
-    from robot_rl.resets.plots import COVERAGE, PICTURES, draw_coverage, draw_pictures
+    from robot_rl.resets.plots import COLUMNS, COVERAGE, PICTURES, draw_coverage, draw_pictures
 
     key = bank.key
-    env = _small(EnvConfig(task=key.task, robot=bank.settings.get("robot"), randomize=bool(key.varied)))
-    key.check(env.bank_key(), at=f"bank={folder}")
-    cameras = env.backend.cameras
+    config = EnvConfig(task=key.task, robot=bank.settings.get("robot"), randomize=bool(key.varied))
     chosen = camera or resolve("task", key.task).camera
-    if chosen not in cameras:
-        raise ConfigError(f"camera: the scene has no camera {chosen!r}.{nearest(chosen, cameras)}")
-    draw_coverage(bank.sets, folder / COVERAGE, f"{key.task} on {key.robot}: {folder}")
-    if not draw_pictures(env, {n: s.states for n, s in bank.sets.items()}, folder / PICTURES, chosen):
-        print("no pictures: this machine cannot draw. robot-rl doctor says why", file=sys.stderr)
+    states = {name: found.states for name, found in bank.sets.items()}
+    with _simulations(config, COLUMNS) as env:
+        key.check(env.bank_key(), at=f"bank={folder}")
+        if chosen not in env.backend.cameras:
+            raise ConfigError(f"camera: got {chosen!r}.{nearest(chosen, env.backend.cameras)}")
+        draw_coverage(bank.sets, folder / COVERAGE, f"{key.task} on {key.robot}: {folder}")
+        if not draw_pictures(env.backend, states, folder / PICTURES, chosen):
+            print("no pictures: this machine cannot draw. robot-rl doctor says why", file=sys.stderr)
 
 
 def _info(words: list[str]) -> Outcome:

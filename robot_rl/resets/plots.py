@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from robot_rl.core.errors import RenderError
+from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.bank_files import StartSet
 from robot_rl.sim.cameras import Camera
-from robot_rl.sim.vector import SimVectorEnv
 
 Array = NDArray[Any]
 
@@ -51,25 +51,25 @@ def draw_coverage(sets: Mapping[str, StartSet], path: Path, title: str) -> None:
     figure.savefig(path)
 
 
-def draw_pictures(env: SimVectorEnv, rows: Mapping[str, Array], path: Path, camera: str) -> bool:
+def draw_pictures(backend: Backend, rows: Mapping[str, Array], path: Path, camera: str) -> bool:
     """Writes a grid of pictures, a line for each class of states (n, num_state); False if nothing can draw.
 
     Args:
-        env: of the task, with `COLUMNS` simulations; their states are overwritten.
+        backend: of the task, with `COLUMNS` simulations; their states are overwritten.
         rows: class -> states, of which `COLUMNS` are shown, spread over all.
         path: of the PNG.
         camera: of the scene.
     """
     try:
-        renderer = env.backend.renderer([Camera(name=camera, height=_HEIGHT, width=_WIDTH)])
+        renderer = backend.renderer([Camera(name=camera, height=_HEIGHT, width=_WIDTH)])
     except RenderError:
         return False
     lines: list[Array] = []
     try:
         for name, states in rows.items():
             chosen = np.linspace(0, len(states) - 1, COLUMNS).astype(int)
-            env.backend.write_states(np.arange(len(chosen)), states[chosen])
-            env.backend.forward()
+            backend.write_states(np.arange(len(chosen)), states[chosen])
+            backend.forward()
             found = renderer.render_batch(np.arange(COLUMNS), camera)
             lines += [_label(name), np.concatenate(list(found), axis=1)]
     except RenderError:

@@ -6,7 +6,6 @@ B simulations, n arm joints. Poses are 7 numbers: metres and quaternion (w, x, y
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.sim.backends.model_index import Tracked
-from robot_rl.sim.config import EnvConfig, ResetsConfig
 from robot_rl.sim.poses import compose, cross, quaternion_product, rotate, yaw_quaternion
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.start_classes import TOOL, Resets
@@ -36,12 +34,13 @@ _DOWN = np.array([0.0, 1.0, 0.0, 0.0])
 class Workbench:
     """The simulations of one task, with what they cost."""
 
-    def __init__(self, config: EnvConfig, num_envs: int) -> None:
-        """Makes the simulations.
+    def __init__(self, env: SimVectorEnv) -> None:
+        """Takes over simulations, which do not begin the next episode by themselves.
 
         Raises:
-            ConfigError: the task declares no starts, or the robot cannot do it.
+            ConfigError: the task declares no starts.
         """
+        config, num_envs = env.config, env.num_envs
         self.task: Task = resolve("task", config.task, at="task")()
         if self.task.resets is None:
             raise ConfigError(
@@ -51,7 +50,7 @@ class Workbench:
         self.declared: Resets = self.task.resets
         self.robot = load_robot(config.robot or self.task.default_robot)
         self.control = control_of(self.task, self.robot)
-        self.env = SimVectorEnv(replace(config, resets=ResetsConfig()), num_envs, autoreset="disabled")
+        self.env = env
         self.backend, self.index, self.num = self.env.backend, self.env.index, num_envs
         bind = self.backend.bind
         self._qpos, self._qvel, self._ctrl = bind("qpos"), bind("qvel"), bind("ctrl")

@@ -19,7 +19,7 @@ NUM_ENVS, STEPS, ROUNDS = 512, 20, 4
 @pytest.mark.benchmark
 def test_a_draw_is_at_most_5_percent_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes of 1 s end at different times: some 26 of 512 envs begin again in each step."""
-    bench = Workbench(EnvConfig(task="gantry_peg"), 128)
+    bench = Workbench(SimVectorEnv(EnvConfig(task="gantry_peg"), 128, autoreset="disabled"))
     generate(bench, GenerateSettings(rows=100, seed=0, classes=())).save(tmp_path / "bank")
     spent = {"own": 0.0, "bank": 0.0}
 

@@ -8,13 +8,14 @@ from robot_rl.resets.generate import GenerateSettings, generate
 from robot_rl.resets.workbench import Workbench
 from robot_rl.sim.bank_files import Bank
 from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.vector import SimVectorEnv
 
 ROWS = 24
 
 
 @pytest.fixture(name="bank", scope="session")
 def _bank() -> Bank:
-    bench = Workbench(EnvConfig(task="gantry_peg", num_threads=1), 32)
+    bench = Workbench(SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=1), 32, autoreset="disabled"))
     return generate(bench, GenerateSettings(rows=ROWS, seed=3, classes=()))
 
 

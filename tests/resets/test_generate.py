@@ -1,6 +1,7 @@
 """What generators make: starts that are what their class says, and the same ones for the same seed."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,10 @@ from tests.resets.conftest import ROWS
 LIMITS = Tolerances()
 
 
-def bench_of(task: str, num: int = 16, robot: str | None = None, **config: bool) -> Workbench:
-    return Workbench(EnvConfig(task=task, robot=robot, num_threads=1, **config), num)
+def bench_of(task: str, num: int = 16, robot: str | None = None, **config: Any) -> Workbench:
+    return Workbench(
+        SimVectorEnv(EnvConfig(task=task, robot=robot, num_threads=1, **config), num, autoreset="disabled")
+    )
 
 
 def made(bench: Workbench, *classes: str, rows: int = 8) -> Bank:
@@ -72,7 +75,9 @@ def test_classes_are_where_their_names_say(bank: Bank) -> None:
 
 @pytest.mark.parametrize("threads", [2])
 def test_a_seed_gives_one_bank_at_any_number_of_threads(bank: Bank, threads: int) -> None:
-    bench = Workbench(EnvConfig(task="gantry_peg", num_threads=threads), 32)
+    bench = Workbench(
+        SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=threads), 32, autoreset="disabled")
+    )
     again = generate(bench, GenerateSettings(rows=ROWS, seed=3, classes=()))
     other = generate(bench, GenerateSettings(rows=ROWS, seed=4, classes=("grasped",)))
     for name, found in bank.sets.items():
