@@ -1,7 +1,10 @@
 """System identification: known joints are found again from a recording of them."""
 
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import mujoco
 import numpy as np
@@ -13,9 +16,9 @@ from robot_rl.sim.robots.excitation import Chirp, lowest_point
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.measured import Measured, joints_of, with_measured
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.robots.sysid import _mean_held, identify
+from robot_rl.sim.robots.sysid import _mean_held, identify, toolbox
 
-pytest.importorskip("tabulate")  # of the extra `sysid`
+fits = pytest.mark.skipif(find_spec("tabulate") is None, reason="needs the extra `sysid`")
 TRUTH = Measured(
     friction_n_m=(3.0, 1.0, 2.0, 0.1),
     damping_n_m_s=(8.0, 4.0, 12.0, 0.3),
@@ -50,6 +53,7 @@ def record(robot: Robot, *, delay_s: float, noise_rad: float, seconds: float = 8
     )
 
 
+@fits
 def test_joints_of_a_recording_are_found_again() -> None:
     gantry = load_robot("gantry")
     log = record(with_measured(gantry, TRUTH), delay_s=0.03, noise_rad=2e-5, seconds=6.0)
@@ -67,6 +71,7 @@ def test_joints_of_a_recording_are_found_again() -> None:
         assert (np.abs(np.subtract(getattr(fit.measured, name), TRUTH.given()[name])) < 3 * half).all()
 
 
+@fits
 def test_without_a_delay_a_late_recording_fits_worse() -> None:
     fit = identify(record(load_robot("gantry"), delay_s=0.03, noise_rad=0.0, seconds=4.0), delay=False)
     assert fit.delay_s == 0.0
@@ -74,6 +79,7 @@ def test_without_a_delay_a_late_recording_fits_worse() -> None:
     assert min(fit.rmse_deg) > 0.01  # with a delay nothing is left
 
 
+@fits
 def test_a_recording_that_does_not_suit_is_refused() -> None:
     log = record(load_robot("gantry"), delay_s=0.0, noise_rad=0.0, seconds=4.0)
     with pytest.raises(ModelError, match=r"the recording has 4 joints .* robot panda has 7"):
@@ -81,6 +87,12 @@ def test_a_recording_that_does_not_suit_is_refused() -> None:
     short = replace(log, target_s=log.target_s[:100], target_rad=log.target_rad[:100])
     with pytest.raises(ModelError, match=r"has 1.0 s .* needs 1.6 s or more"):
         identify(short)
+
+
+def test_a_toolbox_that_lacks_its_packages_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco.sysid", ModuleType("mujoco.sysid"))  # as MuJoCo leaves it then
+    with pytest.raises(ConfigError, match=r"toolbox needs more packages: pip install -e '.\[sysid\]'"):
+        toolbox()
 
 
 def test_targets_that_change_within_a_step_count_by_their_time() -> None:
