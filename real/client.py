@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -28,6 +29,8 @@ class ArmClient:
         self._link = connect(path)
         self._status: Status | None = None
         self._answers: list[Answer] = []
+        self.on_status: Callable[[Status], None] | None = None
+        """Gets every status as it is fetched, also those that a newer one has overtaken."""
 
     @property
     def status(self) -> Status:
@@ -100,6 +103,8 @@ class ArmClient:
         for message in self._link.receive():
             if isinstance(message, Status):
                 self._status = message
+                if self.on_status is not None:
+                    self.on_status(message)
             elif isinstance(message, Answer):
                 self._answers.append(message)
                 self._status = None  # from before the order was done; the next one follows at once

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from robot_rl.config.used import FOREIGN_ENV, OTHER_PYTHON
 from robot_rl.core.errors import ConfigError, nearest, require, require_fields
 from robot_rl.core.registry import resolve, table
+from robot_rl.sim.domain_config import DomainConfig
 
 Looks = Literal["fixed", "varied", "held_out"]
 """How a scene looks, see `sim/looks.py`."""
@@ -118,6 +119,8 @@ class EnvConfig:
     policy can then do tasks that differ in what they need of these."""
     randomize: bool = False
     """Apply the task's randomisation terms at every reset."""
+    domain: DomainConfig = field(default_factory=DomainConfig)
+    """What each episode draws of the arm, of what is sensed and of the line; nothing by default."""
     looks: Looks = "fixed"
     """`varied`: every episode draws colours, lights, camera poses and the places of things in the background;
     `held_out`: from beyond those ranges, for evaluation."""

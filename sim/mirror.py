@@ -18,6 +18,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.hal.vector import Obs
 from robot_rl.sim.backends.model_index import Tracked
+from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -34,7 +35,9 @@ class Mirror:
         Raises:
             ConfigError: the scene has a part whose position a tracked pose does not give.
         """
-        quiet = replace(config.unseen(), randomize=False, privileged=False, num_threads=1)
+        quiet = replace(
+            config.unseen(), randomize=False, domain=DomainConfig(), privileged=False, num_threads=1
+        )
         self.env = SimVectorEnv(quiet, 1, autoreset="disabled")
         """Describes the task (names, spaces, rates), and draws."""
         task = resolve("task", config.task, at="env.task")

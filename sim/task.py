@@ -109,6 +109,13 @@ class Task:
         """Returns (B,) shaped reward in [0, 1]; the sparse reward is success itself."""
         raise NotImplementedError
 
+    def assist(self, view: View) -> dict[str, Array]:
+        """Returns the way (B, 3) to its goal, in m, of each thing by its name that virtual forces may pull.
+
+        Optional: `env.domain.assist_n` needs it.
+        """
+        raise NotImplementedError
+
     def expert(self, view: View, offset_m: Array) -> Aim:
         """Returns the target of the scripted expert, displaced by `offset_m` (B, 3)."""
         raise NotImplementedError

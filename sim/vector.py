@@ -32,6 +32,7 @@ from robot_rl.sim.bank_files import BankKey
 from robot_rl.sim.cameras import Camera
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, ResetsConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
+from robot_rl.sim.domain import Domain
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.looks import scene_and_looks
 from robot_rl.sim.pictures import Pictures
@@ -96,6 +97,15 @@ class SimVectorEnv(VectorEnv):
         self._bind()
         self._randomizer = Randomizer(self._task.vary if config.randomize else (), self.backend)
         self._looks = Randomizer(looks, self.backend)
+        self._domain = Domain(
+            config.domain,
+            self.backend,
+            self._robot,
+            self._task,
+            self._state,
+            num_envs=num_envs,
+            learns=self.autoreset,
+        )
         threads = min(num_envs, config.num_threads or usable_cores())
         self._pictures = Pictures(config, self.backend, num_envs, self.num_substeps, threads)
         self._starts: StartBank | None = None
@@ -167,7 +177,9 @@ class SimVectorEnv(VectorEnv):
         """Advances the active envs by one control step; the others stay, with reward 0."""
         active = None if active is None else self._mask(active)
         commanded, limited = self._command(actions, active)
+        self._domain.hold_back(active)
         target_rad = copied(self._ctrl[:, self.index.arm_ctrl])
+        self._domain.pull(self.view)
         before = copied(self.backend.read_states())
         diverged = self._pictures.step(active)
         if diverged.any():
@@ -190,6 +202,9 @@ class SimVectorEnv(VectorEnv):
         if self._starts is not None:
             infos |= self._starts.infos()
         ended = terminated | truncated
+        self._domain.note(ended, success)
+        if self._domain.has_curriculum:
+            infos["domain_scale"] = self._domain.scale
         obs = self._observe() if self._is_seen or ended.any() else {}
         if self.autoreset and ended.any():
             infos["final_obs"], infos["_final_obs"] = obs, ended
@@ -309,10 +324,13 @@ class SimVectorEnv(VectorEnv):
         self.backend.clear(ids)
         own = ids if self._starts is None else self._starts.begin(ids, seed, episodes)
         self._looks.apply(ids, EpisodeRng(seed, episodes, stream=_LOOKS))
+        rng = EpisodeRng(self._seed[own], self._episode[own])
         if len(own):
-            rng = EpisodeRng(self._seed[own], self._episode[own])
             self._randomizer.apply(own, rng)
+        self._domain.draw(ids, seed, episodes)
+        if len(own):
             self._place(own, rng)
+        self._domain.begin(ids)
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         self._pictures.begin(ids)
@@ -357,15 +375,17 @@ class SimVectorEnv(VectorEnv):
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""
+        rows = self._all_rows if ids is None else ids
         values = self.view.values if ids is None else self.view.values[ids]
-        obs: Obs = {"state": self._asarray(values[:, self._state_index], self.xp.float32)}
+        sensed = self._domain.seen(values, rows, self._elapsed)
+        obs: Obs = {"state": self._asarray(sensed[:, self._state_index], self.xp.float32)}
         if len(self._hidden_index):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
         if len(self._environment_index):
-            obs[ENVIRONMENT] = self._asarray(values[:, self._environment_index], self.xp.float32)
+            obs[ENVIRONMENT] = self._asarray(sensed[:, self._environment_index], self.xp.float32)
         if self.config.instruction:
             obs[INSTRUCTION] = self._asarray(np.repeat(self._text, len(values), axis=0))
-        shown = self._pictures.show(self._all_rows if ids is None else ids)
+        shown = self._pictures.show(rows)
         return obs | {key: self._asarray(pictures) for key, pictures in shown.items()}
 
     def _words(self, numbers: Array) -> Array:
@@ -384,21 +404,25 @@ class SimVectorEnv(VectorEnv):
         return EpisodeRng(self._seed, self._episode).key
 
     def get_state(self) -> Array:
-        """Returns (B, n): MuJoCo's integration state of each simulation, and what late cameras will show."""
+        """Returns (B, n): MuJoCo's integration states, what late cameras will show, late commands."""
         waiting = self._asarray(self._pictures.rows())
-        return self.xp.concat([self._asarray(self.backend.read_states(), self.xp.float64), waiting], axis=1)
+        commands = self._asarray(self._domain.rows(self.num_envs))
+        states = self._asarray(self.backend.read_states(), self.xp.float64)
+        return self.xp.concat([states, waiting, commands], axis=1)
 
     def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
         """Puts the masked simulations into rows of `get_state`; episode clocks run on."""
         rows, mask, own = self._asarray(rows), self._mask(mask), self.backend.state_size
         (ids,) = self.xp.nonzero(mask)
-        need = (self.num_envs, own + self._pictures.num_columns)
+        late = own + self._pictures.num_columns
+        need = (self.num_envs, late + self._domain.num_columns)
         if tuple(rows.shape) != need:
             raise ConfigError(f"{self.task}.set_state: got rows of shape {tuple(rows.shape)}, need {need}")
         self.backend.write_states(ids, rows[ids, :own])
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
-        self._pictures.put(ids, to_numpy(rows[ids, own:]))
+        self._pictures.put(ids, to_numpy(rows[ids, own:late]))
+        self._domain.put(ids, rows[ids, late:])
         return self._observe()
 
     def state_dict(self) -> dict[str, Any]:
@@ -414,6 +438,7 @@ class SimVectorEnv(VectorEnv):
         kept = {name: to_numpy(copied(array)) for name, array in arrays.items()}
         for name in ("seed", "episode"):
             kept[name] = kept[name].view(np.uint64)
+        kept |= self._domain.state_dict()
         return {**kept, "num_diverged": self.num_diverged, "safety": self.safety.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
@@ -425,6 +450,7 @@ class SimVectorEnv(VectorEnv):
             self._starts.load(state["reset_class"], state["reset_row"])
         for each in (self._randomizer, self._looks):
             each.restore({name: state[f"field.{name}"] for name in each.fields})
+        self._domain.load_state_dict(state, self._seed, self._episode)
         obs = self.set_state(state["state"])
         self.safety.load_state_dict(state["safety"])
         return obs

@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "resets": "robot_rl.cli.resets",
     "deploy": "robot_rl.cli.deploy",
     "arm": "robot_rl.cli.arm",
+    "sysid": "robot_rl.cli.sysid",
     "serve-sim-arm": "robot_rl.cli.serve_sim_arm",
     "serve-policy": "robot_rl.cli.serve_policy",
     "bench": "robot_rl.cli.bench",

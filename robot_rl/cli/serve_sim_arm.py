@@ -17,6 +17,7 @@ ROS graph, with or without ROS installed. Ctrl-C ends it and prints how late its
 The connection and the arm:
   rate_hz=200            update rate of the controller manager, 1 to 1000
   delay_ms=0 jitter_ms=0 loss=0      of every message: commands, states and pictures
+  robot=<name or file>   such as a file with measured joints (docs/transfer.md)
   friction_n_m=0         dry friction in every joint       encoder_noise_rad=0
   cameras=front,side     also overhead, left, right, wrist; camera_hz=15 image_size=96,96
   seed=0                 of the first episode and of all noise

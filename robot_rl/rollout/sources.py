@@ -172,6 +172,8 @@ class Tally:
     """Actions that safety limited."""
     nan_resets: int
     classes: tuple[str, ...]
+    domain_scale: float | None = None
+    """The newest scale of the curriculum on randomisation; None without one."""
 
 
 class EpisodeLog:
@@ -189,6 +191,7 @@ class EpisodeLog:
         self._limited, self._classes = 0, classes
         self.nan_resets = 0
         """Episodes cut short because a simulation diverged, since the run began."""
+        self._domain_scale: float | None = None
 
     def add(self, reward: Array, ended: Array, infos: Mapping[str, Any], *, steps: int | Array = 1) -> None:
         """Adds the rewards and ends of `steps` control steps of each env."""
@@ -196,6 +199,7 @@ class EpisodeLog:
         self._length += steps
         self._limited += int(np.sum(infos.get("limited", 0)))
         self.nan_resets += int(np.sum(infos.get("diverged", 0)))
+        self._domain_scale = infos.get("domain_scale", self._domain_scale)
         if ended.any():
             kind = infos.get("reset_class", np.full(len(ended), -1))
             parts = (self._return, self._length, infos["success"], kind)
@@ -204,7 +208,7 @@ class EpisodeLog:
 
     def drain(self) -> Tally:
         """Returns the counts since the last call, for a log in another process."""
-        tally = Tally(self._ended, self._limited, self.nan_resets, self._classes)
+        tally = Tally(self._ended, self._limited, self.nan_resets, self._classes, self._domain_scale)
         self._ended, self._limited, self.nan_resets = np.zeros((0, 4)), 0, 0
         return tally
 
@@ -214,10 +218,13 @@ class EpisodeLog:
         self._limited += tally.limited
         self.nan_resets += tally.nan_resets
         self._classes = tally.classes
+        self._domain_scale = tally.domain_scale
 
     def take(self) -> dict[str, float]:
         """Returns their means and counts since the last call."""
         means: dict[str, float] = {"episodes": float(len(self._ended)), "safety_clamps": float(self._limited)}
+        if self._domain_scale is not None:
+            means["domain_scale"] = self._domain_scale
         if len(self._ended):
             names = ("return", "length", "success")
             means |= dict(zip(names, self._ended[:, :3].mean(axis=0).tolist(), strict=True))

@@ -4,13 +4,16 @@ from pathlib import Path
 
 from robot_rl.core.errors import ModelError
 from robot_rl.core.registry import resolve
+from robot_rl.sim.robots.measured import LIKE, read_measured
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.robots.robot_file import read_robot_file
+from robot_rl.sim.robots.robot_file import read_content, read_robot
 
 _MODELS = (".urdf", ".xml", ".mjcf", ".xacro")
+_DEEPEST = 4
+"""Most files with `like:` that name one another."""
 
 
-def load_robot(name_or_path: str) -> Robot:
+def load_robot(name_or_path: str, *, depth: int = 0) -> Robot:
     """Returns a robot of the registry by name, or the one a YAML file describes.
 
     Raises:
@@ -18,7 +21,13 @@ def load_robot(name_or_path: str) -> Robot:
         ModelError: the robot file is missing or wrong, or it is a model without one.
     """
     if name_or_path.endswith((".yaml", ".yml")):
-        return read_robot_file(Path(name_or_path))
+        path = Path(name_or_path)
+        content = read_content(path)
+        if LIKE not in content:
+            return read_robot(path, content)
+        if depth == _DEEPEST:
+            raise ModelError(f"robot file {path}: {LIKE}: names a file that leads back here.")
+        return read_measured(path, content, lambda other: load_robot(other, depth=depth + 1))
     if name_or_path.endswith(_MODELS):
         raise ModelError(
             f"robot: {name_or_path} is a model; a robot file (.yaml) names it, its joints, tool and limits: "

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -128,6 +129,15 @@ def read_robot_file(path: Path) -> Robot:
     Raises:
         ModelError: file missing or not YAML, unknown or missing key, wrong value.
     """
+    return read_robot(path, read_content(path))
+
+
+def read_content(path: Path) -> Mapping[str, Any]:
+    """Returns the mapping in a YAML file.
+
+    Raises:
+        ModelError: file missing, not YAML, or no mapping.
+    """
     at = f"robot file {path}"
     try:
         content = yaml.safe_load(path.read_text())
@@ -137,6 +147,16 @@ def read_robot_file(path: Path) -> Robot:
         raise ModelError(f"{at}: not YAML: {error}") from error
     if not isinstance(content, Mapping):
         raise ModelError(f"{at}: a mapping of keys is needed, got {type(content).__name__}.")
+    return content
+
+
+def read_robot(path: Path, content: Mapping[str, Any]) -> Robot:
+    """Returns the robot that the content of a file describes.
+
+    Raises:
+        ModelError: unknown or missing key, wrong value.
+    """
+    at = f"robot file {path}"
     given = _GRIPPER_KEYS & content.keys()
     if given and (missing := _GRIPPER_KEYS - given):
         raise ModelError(f"{at}: missing {', '.join(sorted(missing))}.")

@@ -58,6 +58,9 @@ class PickCube(Task):
     def dense_reward(self, view: View) -> Array:
         return picking_reward(view, "cube")
 
+    def assist(self, view: View) -> dict[str, Array]:
+        return {"cube": view["goal.pos"] - view["cube.pos"]}
+
     def expert(self, view: View, offset_m: Array) -> Aim:
         return picking_aim(view, "cube", offset_m)
 

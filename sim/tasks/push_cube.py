@@ -82,6 +82,11 @@ class PushCube(Task):
         near = namespace(apart).clip(apart, 0.0, None)
         return 0.3 * closeness(near, 0.1) + 0.7 * closeness(self._distance(view), 0.1)
 
+    def assist(self, view: View) -> dict[str, Array]:
+        way = view["goal.pos"] - view["cube.pos"]
+        way[:, 2] = 0.0
+        return {"cube": way}
+
     def expert(self, view: View, offset_m: Array) -> Aim:
         """Goes behind the cube, seen from the mark, and pushes until it is there."""
         tool, cube = view["tool.pos"], view["cube.pos"]

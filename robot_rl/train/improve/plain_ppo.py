@@ -67,4 +67,6 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     return on_policy(session, start, policy, learner, rollouts, dict), policy
 
 
-PLAIN_PPO = Method(make_policy=make_policy, assemble=assemble, make_source=make_source, takes_tensors=True, records=False)
+PLAIN_PPO = Method(
+    make_policy=make_policy, assemble=assemble, make_source=make_source, takes_tensors=True, records=False
+)
