@@ -198,7 +198,7 @@ class _Clock:
 def ours(work: Work, env: SimVectorEnv) -> Callable[[], int]:
     """Returns a function that takes an iteration of `plain_ppo`, and returns its control steps."""
     dims = {"state": len(env.state_names)}
-    sizes = {"state_dim": dims["state"], "action_dim": len(env.action_names)}
+    sizes: dict[str, Any] = {"state_dim": dims["state"], "action_dim": len(env.action_names)}
     policies = [
         GaussianPolicy(
             GaussianPolicyConfig(width=work.width, depth=2, initial_std=1.0),

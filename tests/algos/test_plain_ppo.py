@@ -30,7 +30,8 @@ def make_policy(privileged: int = 0) -> GaussianPolicy:
 
 
 def make_learner(policy: GaussianPolicy, **options: Any) -> PlainPPO:
-    cfg = PlainPPOConfig(**{"width": 16, "depth": 1, "matmul": "fp32", **options})
+    settings: dict[str, Any] = {"width": 16, "depth": 1, "matmul": "fp32", **options}
+    cfg = PlainPPOConfig(**settings)
     return PlainPPO(policy, cfg, 3, num_envs=N, observed=10)
 
 
@@ -89,7 +90,8 @@ def test_a_time_limit_bootstraps_from_the_final_observation_and_an_end_does_not(
     # Of a device all rows are kept, without asking which ended: of the others it is what was observed next.
     rollout.num_final = 0
     final[2, 0] = 6.0
-    rollout.put_final(0, {"state": final}, rollout.truncated[0])
+    seen: Any = {"state": final}
+    rollout.put_final(0, seen, rollout.truncated[0])
     assert rollout.num_final == 3
     torch.testing.assert_close(learner.prepare(rollout).target, steps.target)
 

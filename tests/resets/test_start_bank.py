@@ -186,7 +186,7 @@ def test_a_bank_fits_scenes_that_look_or_show_otherwise(bank: Bank, folder: Path
     env = SimVectorEnv(EnvConfig(task="gantry_peg", looks="varied", resets=resets), 2)
     _, infos = env.reset(seed=0)
     name, row = env.reset_classes[infos["reset_class"][1]], infos["reset_row"][1]
-    np.testing.assert_array_equal(env.backend.state[1], bank.sets[name].states[row])
+    np.testing.assert_array_equal(env.backend.read_states()[1], bank.sets[name].states[row])
 
 
 def test_damaged_banks_are_refused(bank: Bank, tmp_path: Path) -> None:
