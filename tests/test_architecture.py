@@ -347,6 +347,7 @@ DEVICES = (
 """Where envs are made into devices, and the one that is made of others'."""
 APART = (
     "robot_rl/bench/sim.py",
+    "robot_rl/bench/engines.py",
     "robot_rl/bench/render.py",
     "robot_rl/bench/her_peer.py",
     "robot_rl/bench/pixels_peer.py",
@@ -408,7 +409,7 @@ BACK_END = ("sim/backends/", "sim/robots/", "sim/kinematics.py", "sim/cameras.py
 """What may name MuJoCo's models: the back ends, robots alone and the checks of their models, cameras."""
 SCENES = ("sim/scene.py", "sim/looks.py", "sim/task.py", "sim/tasks/")
 """What builds MJCF, which every back end loads."""
-MEASURES_MUJOCO = ("robot_rl/bench/sim.py", "robot_rl/bench/physics.py", "robot_rl/bench/render.py")
+MEASURES_MUJOCO = tuple(f"robot_rl/bench/{name}.py" for name in ("sim", "engines", "physics", "render"))
 BUILDS = ("MjSpec", "MjsBody", "MjsJoint")
 
 

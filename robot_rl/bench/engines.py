@@ -73,7 +73,7 @@ def run(
         "rows": rows,
         "notes": [
             f"median of {rounds} alternating turns of {steps} control steps, each of "
-            f"{reference.env.num_substeps} physics steps; random actions, which seldom touch anything",
+            f"{reference.env.num_substeps} physics steps; random actions, with few contacts",
             "ready_s: compiling or loading the kernels, and capturing the graphs",
         ],
     }

@@ -11,6 +11,10 @@ FOREIGN_ENV = ("kind", "id", "settings", "expert", "num_threads")
 """What is read of `env` where it is no task of ours."""
 OTHER_PYTHON = ("python", "workers", "timeout_s")
 """What is read of `env` where it is in other processes, in addition."""
+OF_CURRICULUM = ("assist_n", "scale", "step", "window", "widen_above", "narrow_below")
+"""What is read of `env.domain` with a curriculum alone."""
+OF_BANK = ("mix", "rows", "evaluate")
+"""What is read of `env.resets` with a bank alone."""
 
 
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,8 +36,9 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a training run, nested plain data, without those that it does not read.
 
     Left out are the sections of a person who is not there, of a base that is made in another way, and of a
-    filter or a dataset that is not used, the number of envs where each source has its own, and what says
-    something of our tasks where the env is another. Settings of anything else are returned as they are.
+    filter or a dataset that is not used, the number of envs where each source has its own, what belongs to a
+    curriculum or a start bank that is not there, and what says something of our tasks where the env is
+    another. Settings of anything else are returned as they are.
     """
     found = renewed(settings)
     if not isinstance(found.get("method"), Mapping):
@@ -54,6 +59,10 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
         read = {*env} - {"expert"} if kind == "sim" else {*FOREIGN_ENV}
         read -= {*OTHER_PYTHON}
         read |= {*(OTHER_PYTHON if kind == "process" else ())}
+        if not _part(env, "domain").get("curriculum"):
+            env = _without(env, "domain", OF_CURRICULUM)
+        if _part(env, "resets").get("bank") is None:
+            env = _without(env, "resets", OF_BANK)
         found["env"] = {name: value for name, value in env.items() if name in read}
     if demos and not _part(demos, "filter").get("updates"):
         demos.pop("filter", None)
@@ -64,6 +73,13 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("read", "by"):
             demos.pop(name, None)
     return {**found, "demos": demos} if demos else found
+
+
+def _without(settings: Mapping[str, Any], name: str, keys: Collection[str]) -> Mapping[str, Any]:
+    """Returns settings whose section `name`, if there is one, lacks `keys`."""
+    if name not in settings:
+        return settings
+    return {**settings, name: {k: value for k, value in _part(settings, name).items() if k not in keys}}
 
 
 def _part(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -330,7 +330,8 @@ def _packages() -> tuple[Any, Any]:
         return wp, importlib.import_module("mujoco_warp")
     except ImportError as error:
         raise ConfigError(
-            f"env.engine: got 'mujoco_warp', which is not installed ({error}). pip install 'robot-rl[warp]'."
+            f"env.engine: got 'mujoco_warp', which is not installed ({error}). In a clone of robot_rl: "
+            "pip install -e '.[warp]'."
         ) from error
 
 

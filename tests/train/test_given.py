@@ -177,7 +177,7 @@ def test_other_pictures(shown: dict[str, Feature], message: str, saved: Callable
             "latent",
             r"'lerobot_act', allowed: .*lerobot_flow, onnx with method=latent",
         ),
-        ("act", "ppo", r"got 'lerobot_act', allowed: .*lerobot_flow with method=ppo"),
+        ("act", "ppo", r"got 'lerobot_act', allowed: .*lerobot_flow, noise with method=ppo"),
         (
             "vqbet",
             "residual",
