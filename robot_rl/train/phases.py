@@ -208,7 +208,7 @@ def _improve(session: Session) -> None:
     if config.method.leaves_base:
         _take_base(session)
         return
-    base, _ = load_policy(session.folder / "policy" / "base")
+    base: Any = load_policy(session.folder / "policy" / "base")[0]
     learns_steps = isinstance(config.method, OffPolicySettings)
     episodes = load_demonstrations(demo_folder(session), config, as_executed=learns_steps)
     with (
@@ -216,6 +216,7 @@ def _improve(session: Session) -> None:
         evaluators(session) as eval_envs,
         _recorders(session, eval_envs) as recorders,
     ):
+        base = base.to(config.device)
         start = Start(episodes=episodes, base=base, envs=envs, eval_envs=eval_envs, recorders=recorders)
         with session.timer.stage("build"):
             loop, policy = method.assemble(session, start)

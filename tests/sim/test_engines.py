@@ -29,7 +29,7 @@ POSITION_TOLERANCE, STATE_TOLERANCE = 1e-4, 1e-3
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip("mujoco_warp", reason="pip install 'robot-rl[warp]'")
+    pytest.importorskip("mujoco_warp", reason="pip install -e '.[warp]'")
     return request.param
 
 
@@ -171,7 +171,7 @@ def test_a_device_without_the_engine_is_refused() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    pytest.importorskip("mujoco_warp", reason="pip install 'robot-rl[warp]'")
+    pytest.importorskip("mujoco_warp", reason="pip install -e '.[warp]'")
     with pytest.raises(ConfigError, match=r"env.engine_device: got 'cuda', and torch sees no GPU"):
         warp_env("cuda", EnvConfig(task="gantry_peg"), 1)
 
@@ -181,5 +181,5 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"'mujoco_warp', which is not installed.*robot-rl\[warp\]"):
+    with pytest.raises(ConfigError, match=r"'mujoco_warp', which is not installed.*\.\[warp\]"):
         MujocoWarp(GANTRY.build(), GANTRY, [], 1)

@@ -36,7 +36,7 @@ class Start:
     episodes: Episodes
     """Demonstrations."""
     base: SavedPolicy
-    """The policy to improve."""
+    """The policy to improve, on the device of the run."""
     envs: Mapping[str, VectorEnv]
     """What collects, by the name of the source; none where sources act in other processes."""
     eval_envs: Mapping[str, VectorEnv]
