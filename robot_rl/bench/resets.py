@@ -27,7 +27,7 @@ from robot_rl.sched.opened import opened
 from robot_rl.sim.bank_files import OWN, Bank, load_bank
 from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.phases import evaluate_folder
-from robot_rl.train.record import load_config
+from robot_rl.train.record import load_config_here
 
 Row = dict[str, Any]
 DIVERSE, NOMINAL, NEAR_GOAL, WITHOUT = "diverse", "nominal", "near_goal", "without_"
@@ -111,7 +111,7 @@ class Trial:
         if path.exists():
             return read_json(path, StorageError, "Remove it; the policy is evaluated again.")
         found = {OWN: round(summary["final_success"] * episodes)}
-        config = replace(load_config(folder), device="cpu")
+        config = replace(load_config_here(folder, at="bench resets")[0], device="cpu")
         for name in self.bank.sets:
             env = replace(config.env, resets=replace(config.env.resets, evaluate=name)).evaluated()
             device = simulation(env, config.evaluate.num_envs)

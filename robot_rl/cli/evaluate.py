@@ -161,6 +161,8 @@ class _Case:
     """The result of the same evaluation in training."""
     facts: dict[str, Any]
     """Names the policy, for --json."""
+    differs: str = ""
+    """In what acting differs from that in training, if in something."""
 
     def recorded_of(self, source: str) -> dict[str, Any] | None:
         """Returns the result in training of one robot, or of all if the name is empty."""
@@ -192,7 +194,7 @@ def _evaluate(words: list[str]) -> Outcome:
         ):
             results[name] = case.play(env, disturb=options.disturb, on_batch=progress.update)
             tasks[name] = env.task
-    task, differs = ", ".join(dict.fromkeys(tasks.values())), _difference(options)
+    task, differs = ", ".join(dict.fromkeys(tasks.values())), case.differs or _difference(options)
     found = to_json(results)
     parts = {**found.get("sources", {}), next(iter(results)) if len(results) == 1 else "": found}
     matches: bool | None = None
@@ -234,10 +236,10 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
 
     from robot_rl.rollout.envs import simulation
     from robot_rl.train.phases import evaluate_folder
-    from robot_rl.train.record import load_config
+    from robot_rl.train.record import load_config_here
 
     folder, which = Path(str(options.run)), options.which
-    config = load_config(folder, at="run")
+    config, learned_on = load_config_here(folder, at="run")
     config = replace(config, env=_looking(config.env, options))
     torch.set_num_threads(config.torch_threads)
     total = options.episodes or config.evaluate.episodes
@@ -261,6 +263,7 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
         play=lambda env, **seen: evaluate_folder(folder, which, config, env, **how, **seen),
         recorded=_recorded(folder, which),
         facts={"run": str(folder), "which": which},
+        differs="" if config.device == learned_on else f"there the policy acted on {learned_on}",
     )
 
 

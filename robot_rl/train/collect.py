@@ -38,7 +38,7 @@ from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import Columns, expert_of, joined, played
 from robot_rl.train.given import meta_of, open_given
-from robot_rl.train.record import load_config
+from robot_rl.train.record import load_config_here
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvC
 def _run_of(policy: Path) -> RunConfig | None:
     """Returns the settings of the run that a saved policy is in; None if it is in none."""
     run = policy.resolve().parents[1]
-    return load_config(run, at="policy") if (run / "config.yaml").is_file() else None
+    return load_config_here(run, at="policy")[0] if (run / "config.yaml").is_file() else None
 
 
 def _takes_common_actions(meta: PolicyMeta) -> bool:

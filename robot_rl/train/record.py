@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from robot_rl import __version__
 from robot_rl.config.compose import CONFIG_REMEDY, read
@@ -20,7 +20,7 @@ from robot_rl.config.used import renewed
 from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.core.files import make_folder, read_checked_text
 from robot_rl.core.machine import usable_cores
-from robot_rl.train.config import RunConfig
+from robot_rl.train.config import RunConfig, check_device
 
 
 def new_folder(out: str, name: str) -> Path:
@@ -84,6 +84,27 @@ def load_config(folder: Path, *, at: str = "resume") -> RunConfig:
     """Returns the configuration a run was made with; `at` begins the message if there is none."""
     check_kind(folder, "train", at=at)
     return read(RunConfig, folder / "config.yaml", renewed=renewed)
+
+
+def load_config_here(folder: Path, *, at: str) -> tuple[RunConfig, str]:
+    """Returns the configuration of a run whose policy is to act here, and the device that it learned on.
+
+    Where this machine lacks that device, the configuration says the CPU: what learned on a GPU acts anywhere.
+    """
+    device = ""
+
+    def moved(settings: dict[str, Any]) -> dict[str, Any]:
+        nonlocal device
+        found = renewed(settings)
+        device = str(found.get("device", "cpu"))
+        try:
+            check_device(device)
+        except ConfigError:
+            found["device"] = "cpu"
+        return found
+
+    check_kind(folder, "train", at=at)
+    return read(RunConfig, folder / "config.yaml", renewed=moved), device
 
 
 def write_report(folder: Path) -> Path:

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from robot_rl.algos.config.cloning import FilterConfig
+from robot_rl.cli.main import main
 from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, RenderError
+from robot_rl.core.files import read_checked_text, with_checksum_line
 from robot_rl.data.store.reader import open_source
 from robot_rl.hal.vector import Array
 from robot_rl.policies.checkpoint import load_policy
@@ -26,7 +29,7 @@ from robot_rl.train import base, checkpoint
 from robot_rl.train.config import RunConfig, VideoConfig
 from robot_rl.train.phases import resume, run
 from robot_rl.train.pictures import Photographer
-from robot_rl.train.record import load_config, new_folder
+from robot_rl.train.record import load_config, load_config_here, new_folder
 from robot_rl.train.recorded import CloningSettings, DemosConfig, ReplayConfig
 from tests.arms import write_arm
 from tests.runs import SMALL, folder_of
@@ -71,6 +74,23 @@ def test_the_config_is_written_before_anything_is_built(
     with pytest.raises(RuntimeError, match="the builder failed"):
         run(small(tmp_path))
     assert load_config(folder_of(tmp_path)) == small(tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_what_learned_on_a_gpu_acts_on_a_machine_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(small(tmp_path))
+    folder = folder_of(tmp_path)
+    settings = read_checked_text(folder / "config.yaml", ConfigError, "").replace(
+        "device: cpu", "device: cuda:3"
+    )
+    (folder / "config.yaml").write_text(with_checksum_line(settings))
+    assert load_config_here(folder, at="run") == (small(tmp_path), "cuda:3")
+    assert main(["evaluate", f"run={folder}"]) == 0
+    assert "not compared with those of training: there the policy acted on cuda:3" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="device: got 'cuda:3', allowed on this machine: cpu"):
+        resume(folder)  # what goes on with the training needs the device
 
 
 def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(

@@ -49,7 +49,7 @@ from robot_rl.train.deploy.fit import check_fit, env_at, in_scene_of
 from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
 from robot_rl.train.deploy.remote import RemotePolicy, open_remote
-from robot_rl.train.record import load_config, new_folder
+from robot_rl.train.record import load_config_here, new_folder
 from robot_rl.train.recording import Recorder
 
 _WARM_UP = 3
@@ -67,7 +67,7 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     Raises:
         RobotRLError: the policy does not fit, the arm is not there or stopped; the message says what to do.
     """
-    run_config = load_config(Path(config.run), at="run")
+    run_config, _ = load_config_here(Path(config.run), at="run")
     station = load_station(config.station)
     shown = env_at(station, run_config, config.robot).with_instruction(config.instruction)
     station = in_scene_of(shown, station)
