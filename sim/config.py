@@ -40,6 +40,8 @@ class ResetsConfig:
     starts."""
     rows: Literal["train", "held_out"] = "train"
     """Of each class the last tenth of the rows is held out: evaluations draw it, and nothing else."""
+    retry: float = 0.0
+    """Share of the episodes after one that failed which begin in the same row again, until it is solved."""
     evaluate: str = "own"
     """The one class that evaluations begin in: the task's own starts, or held-out rows of a class."""
 
@@ -48,6 +50,13 @@ class ResetsConfig:
         for name, weight in self.mix.items():
             require(0 <= weight < math.inf, f"{at}.{name}", weight, "0 or more")
         require(not self.mix or max(self.mix.values()) > 0, at, self.mix, "a weight above 0, or no weights")
+        require(0 <= self.retry < 1, "env.resets.retry", self.retry, "0 or more, below 1")
+        require(
+            not self.retry or self.bank is not None,
+            "env.resets.retry",
+            self.retry,
+            "0 without env.resets.bank",
+        )
         if self.bank is None:
             others = sorted({*self.mix, self.evaluate} - {"own"})
             require(
@@ -61,7 +70,7 @@ class ResetsConfig:
         """Returns what evaluations begin in: one class, and no row that training draws."""
         if self.evaluate == "own":
             return ResetsConfig()
-        return replace(self, mix={self.evaluate: 1.0}, rows="held_out")
+        return replace(self, mix={self.evaluate: 1.0}, rows="held_out", retry=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

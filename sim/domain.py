@@ -21,7 +21,7 @@ import numpy as np
 
 from robot_rl.core.arrays import Array, copied, like, norm, to_numpy
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.seeding import EpisodeRng
+from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.sim.backends.backend import Backend, View
 from robot_rl.sim.backends.model_index import cells
 from robot_rl.sim.domain_config import DomainConfig
@@ -29,8 +29,6 @@ from robot_rl.sim.poses import cross
 from robot_rl.sim.robots.robot import RobotNames
 from robot_rl.sim.task import Task
 
-_EPISODE, _STEP = 2, 3
-"""Streams; 0 is that of starts, 1 that of looks."""
 _SERVO_FIELDS: tuple[tuple[str, str, int | None], ...] = (
     ("friction", "dof_frictionloss", None),
     ("damping", "dof_damping", None),
@@ -150,7 +148,7 @@ class Domain:
         self._redraw(ids, seeds, episodes)
 
     def _redraw(self, ids: Array, seeds: Array, episodes: Array) -> None:
-        self._unit[ids] = EpisodeRng(seeds, episodes, stream=_EPISODE).uniform(size=self._num_draws)
+        self._unit[ids] = EpisodeRng(seeds, episodes, stream=Stream.DOMAIN).uniform(size=self._num_draws)
         self._key[ids] = EpisodeRng(seeds, episodes).key
         num_joints = len(self._joints)
         for setting, array, rows, part, nominal in self._fields:
@@ -212,7 +210,7 @@ class Domain:
         if not self.is_on:
             return values
         n, m = len(self._joints), len(self._things)
-        normal = EpisodeRng(self._key[ids], elapsed[ids], stream=_STEP).normal(size=n + m)
+        normal = EpisodeRng(self._key[ids], elapsed[ids], stream=Stream.SENSING).normal(size=n + m)
         scale, unit = self._scale_B1[ids], self._unit[ids]
         wrong = scale * (
             config.joint_bias_rad * (2.0 * unit[:, self._joint_bias] - 1.0)

@@ -1,7 +1,8 @@
 """Episodes that begin in states of a bank: which row each draws, and putting it into the simulations.
 
-A draw depends on (seed, episode) alone, as the task's own starts do. Rows and what they draw of the model
-are uploaded once, into arrays of the back end. n envs that begin, C classes, N rows.
+A draw depends on (seed, episode) alone, as the task's own starts do; with `retry` also on what failed. Rows
+and what they draw of the model are uploaded once, into arrays of the back end. n envs that begin, C
+classes, N rows.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ import numpy as np
 
 from robot_rl.core.arrays import Array, copied, is_array, to_numpy
 from robot_rl.core.errors import ConfigError, nearest, require
-from robot_rl.core.seeding import EpisodeRng
+from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.bank_files import OWN, Bank, BankKey, load_bank
 from robot_rl.sim.config import ResetsConfig
 from robot_rl.sim.randomize import Randomizer
 
-_DRAWS = 2
-"""Stream of the draws of classes and rows: nothing else shifts where a bank is used."""
 HELD_OUT = 0.1
 """Share of each class's rows, its last ones, that only evaluation draws."""
 
@@ -70,6 +69,7 @@ class StartBank:
         """(B,): the class of each env's present episode."""
         self.row = asarray(np.full(num_envs, -1, np.int64))
         """(B,): its row within that class; -1 where the task began it."""
+        self._retry, self._failed = config.retry, asarray(np.zeros(num_envs, bool))
 
     def _mixture(self, mix: Mapping[str, float], count: Array) -> tuple[Array, Array]:
         """Returns the classes that are drawn, and up to where in [0, 1) each but the last is."""
@@ -105,7 +105,11 @@ class StartBank:
             episodes: (n,)
         """
         if self._asked is None:
-            kind, row = self.draw(EpisodeRng(seeds, episodes, stream=_DRAWS))
+            kind, row = self.draw(EpisodeRng(seeds, episodes, stream=Stream.BANK_ROWS))
+            if self._retry:
+                again = self._tries_again(ids, seeds, episodes)
+                kind = self._backend.xp.where(again, self.kind[ids], kind)
+                row = self._backend.xp.where(again, self.row[ids], row)
         else:
             kind, row = self._asked[0][ids], self._asked[1][ids]
         self.kind[ids], self.row[ids] = kind, row
@@ -116,6 +120,18 @@ class StartBank:
             if self._varied.shape[1]:
                 self._randomizer.put(taken, self._varied[at])
         return ids[~from_bank]
+
+    def note(self, ended: Array, success: Array) -> None:
+        """Remembers which episodes (B,) ended in failure, until the next ones begin."""
+        if self._retry:
+            self._failed = (self._failed | ended) & ~success
+
+    def _tries_again(self, ids: Array, seeds: Array, episodes: Array) -> Array:
+        """Returns which of the simulations (n,) that begin try their row again; none after a new seed."""
+        drawn = EpisodeRng(seeds, episodes, stream=Stream.RETRIES).uniform(size=1)[:, 0] < self._retry
+        again = drawn & self._failed[ids] & (self.kind[ids] > 0) & (episodes > 0)
+        self._failed[ids] = False
+        return again
 
     @contextmanager
     def asked(self, options: Mapping[str, Any]) -> Generator[None]:

@@ -22,7 +22,7 @@ from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
 from robot_rl.core.machine import usable_cores
 from robot_rl.core.names import ENVIRONMENT, PRIVILEGED, chosen
 from robot_rl.core.registry import resolve
-from robot_rl.core.seeding import EpisodeRng
+from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
 from robot_rl.sim.backends.backend import Backend
@@ -43,8 +43,6 @@ from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.start_bank import StartBank, key_of
 from robot_rl.sim.task import Task, control_of, state_quantities
 
-_LOOKS = 1
-"""Stream of the draws of how a scene looks: where an episode begins does not depend on them."""
 MOST_SHAPING = 0.5
 """Largest dense reward of a step without success, which is 1."""
 
@@ -199,9 +197,10 @@ class SimVectorEnv(VectorEnv):
             "limited": limited,
             "diverged": diverged,
         }
+        ended = terminated | truncated
         if self._starts is not None:
             infos |= self._starts.infos()
-        ended = terminated | truncated
+            self._starts.note(ended, success)
         self._domain.note(ended, success)
         if self._domain.has_curriculum:
             infos["domain_scale"] = self._domain.scale
@@ -323,7 +322,7 @@ class SimVectorEnv(VectorEnv):
         seed, episodes = self._seed[ids], self._episode[ids]
         self.backend.clear(ids)
         own = ids if self._starts is None else self._starts.begin(ids, seed, episodes)
-        self._looks.apply(ids, EpisodeRng(seed, episodes, stream=_LOOKS))
+        self._looks.apply(ids, EpisodeRng(seed, episodes, stream=Stream.LOOKS))
         rng = EpisodeRng(self._seed[own], self._episode[own])
         if len(own):
             self._randomizer.apply(own, rng)

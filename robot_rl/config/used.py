@@ -13,7 +13,7 @@ OTHER_PYTHON = ("python", "workers", "timeout_s")
 """What is read of `env` where it is in other processes, in addition."""
 OF_CURRICULUM = ("assist_n", "scale", "step", "window", "widen_above", "narrow_below")
 """What is read of `env.domain` with a curriculum alone."""
-OF_BANK = ("mix", "rows", "evaluate")
+OF_BANK = ("mix", "rows", "retry", "evaluate")
 """What is read of `env.resets` with a bank alone."""
 
 

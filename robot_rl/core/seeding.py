@@ -1,5 +1,6 @@
 """Seeds: training and evaluation never meet, and a draw never depends on how many other envs run."""
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,17 @@ def quick_eval_seeds(run_seed: int, num_episodes: int) -> NDArray[np.uint64]:
     """
     start = QUICK_EVAL_SEED_START + (run_seed % 100_000) * 10_000
     return np.arange(start, start + num_episodes, dtype=np.uint64)
+
+
+class Stream(IntEnum):
+    """What an episode draws apart from its start, which is of stream 0: none shifts or repeats another's."""
+
+    LOOKS = 1
+    BANK_ROWS = 2
+    DOMAIN = 3
+    SENSING = 4
+    """In each control step, in the place of episodes."""
+    RETRIES = 5
 
 
 class EpisodeRng:

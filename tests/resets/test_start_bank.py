@@ -12,7 +12,7 @@ from robot_rl.core.arrays import to_numpy
 from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.core.files import write_json
 from robot_rl.core.registry import resolve
-from robot_rl.core.seeding import EpisodeRng
+from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.hal.conformance import check_vector_env
 from robot_rl.resets.generate import GenerateSettings, generate
 from robot_rl.resets.workbench import Workbench
@@ -37,6 +37,12 @@ def env_of(
     resets = ResetsConfig(bank=str(folder), **how)
     config = EnvConfig(task="gantry_peg", num_threads=1, resets=resets, horizon_s=horizon_s)
     return SimVectorEnv(config, num, autoreset=autoreset, array=array)
+
+
+def env_state(env: Any, infos: dict[str, Any], i: int) -> Any:
+    """Returns the row of the bank that env i began in."""
+    starts = env._starts
+    return starts._states[starts._offset[infos["reset_class"][i]] + infos["reset_row"][i]]
 
 
 def test_a_bank_is_read_as_it_was_written(bank: Bank, folder: Path) -> None:
@@ -88,6 +94,37 @@ def test_a_mixture_is_drawn_by_its_weights(folder: Path) -> None:
     assert (kind == 3).mean() == pytest.approx(0.75, abs=0.03)
     assert (row[kind == 0] == -1).all()
     assert set(row[kind == 3].tolist()) == set(range(ROWS - HELD_OUT))
+
+
+def test_what_failed_is_tried_again_and_what_was_solved_is_not(folder: Path) -> None:
+    """Every other one of 12 episodes is noted as solved; with `retry` 0.99 the rest stay in their rows."""
+    env = env_of(folder, retry=0.99)
+    starts = env._starts
+    _, first = env.reset(seed=5)
+    drawn = starts.draw(EpisodeRng(env._seed, np.ones(12), stream=Stream.BANK_ROWS))
+    solved = np.arange(12) % 2 == 0
+    starts.note(np.ones(12, bool), solved)
+    starts.begin(np.arange(12), env._seed, np.ones(12))
+    np.testing.assert_array_equal(starts.row, np.where(solved, drawn[1], first["reset_row"]))
+    np.testing.assert_array_equal(starts.kind, np.where(solved, drawn[0], first["reset_class"]))
+    np.testing.assert_array_equal(env.backend.read_states()[1], env_state(env, first, 1))
+    starts.note(np.ones(12, bool), np.zeros(12, bool))
+    _, fresh = env.reset(seed=5)  # nothing goes on over a new seed
+    assert fresh["reset_row"].tolist() == first["reset_row"].tolist()
+
+
+def test_a_step_that_fails_leads_to_the_same_row(folder: Path) -> None:
+    """Episodes of 6 steps without motion are not solved: 9 of 10 of them begin in their row again."""
+    env = env_of(folder, 200, retry=0.9)
+    _, first = env.reset(seed=1)
+    infos: dict[str, Any] = {}
+    for _ in range(6):
+        *_, infos = env.step(np.zeros((200, 3)))
+    failed = ~infos["final_info"]["success"]
+    again = (env._starts.row == first["reset_row"]) & (env._starts.kind == first["reset_class"])
+    assert failed.sum() > 100
+    assert again[failed].mean() == pytest.approx(0.9, abs=0.06)
+    assert again[~failed].sum() <= 2  # by chance
 
 
 def test_the_draws_of_own_starts_do_not_shift(folder: Path) -> None:

@@ -134,7 +134,9 @@ def test_a_payload_bends_the_arm_down() -> None:
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_a_command_acts_after_as_many_steps(delay: int) -> None:
-    env, plain = make(DomainConfig(delay_steps=3), 64), make(DomainConfig(), 64)
+    # No autoreset: an episode that random motion solves goes on.
+    how: dict[str, Any] = {"autoreset": "disabled"}
+    env, plain = make(DomainConfig(delay_steps=3), 64, **how), make(DomainConfig(), 64, **how)
     env.reset(seed=0)
     plain.reset(seed=0)
     (rows,) = np.nonzero(env._domain.delays() == delay)
