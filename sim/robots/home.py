@@ -15,6 +15,8 @@ PLACES_M = ((0.48, 0.0, 0.28), (0.4, 0.0, 0.25), (0.32, 0.0, 0.2), (0.24, 0.0, 0
 """Where the tool may stand, best first: the shipped arms' place, then nearer ones for short arms."""
 _STARTS, _STEPS = 12, 80
 _NEAR_M, _NEAR_RAD = 0.005, 0.03
+_EXACT = 1e-4
+"""The search goes on to this share of them, or to its last step."""
 _MARGIN_RAD = 0.025
 """Distance of home from the limits: starts of episodes lie around it."""
 _TURN_M = 0.1
@@ -46,7 +48,7 @@ def find_home(robot: Robot) -> tuple[float, ...] | None:
                 found.append((float(height_m - _TURN_M * turned_rad), position))
         if found:
             best = max(found, key=lambda pair: pair[0])[1]
-            return tuple(round(float(value), 4) for value in best)
+            return tuple(round(float(value), 4) + 0.0 for value in best)  # no minus zero
     return None
 
 
@@ -56,6 +58,7 @@ def _solve(
 ) -> Array | None:  # fmt: skip
     """Returns joint positions near which the tool stands as wanted, or None if it does not get there."""
     position, linear, angular = start, np.zeros((3, model.nv)), np.zeros((3, model.nv))
+    best: tuple[float, Array] = (np.inf, start)
     for _ in range(_STEPS):
         data.qpos[index.arm_qpos] = position
         mujoco.mj_kinematics(model, data)
@@ -67,11 +70,17 @@ def _solve(
             length = float(np.linalg.norm(turn))
             turn = turn / length if length > 1e-3 else np.array([0.0, 1.0, 0.0])  # upside down: any axis
         away_m = place_m - data.site_xpos[index.site]
-        if np.linalg.norm(away_m) < _NEAR_M and np.linalg.norm(turn) < _NEAR_RAD:
-            return position
+        error = max(np.linalg.norm(away_m) / _NEAR_M, np.linalg.norm(turn) / _NEAR_RAD)
+        best = min(best, (float(error), position), key=lambda pair: pair[0])
+        if best[0] < _EXACT:
+            break
         mujoco.mj_jacSite(model, data, linear, angular, index.site)
         jacobian = np.vstack([linear, 0.3 * angular])[:, index.arm_dof]
-        error = np.concatenate([away_m, 0.3 * turn])
-        step = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * np.eye(6), error)
+        wanted = np.concatenate([away_m, 0.3 * turn])
+        step = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * np.eye(6), wanted)
         position = np.clip(position + np.clip(step, -0.3, 0.3), low, high)
-    return None
+    if best[0] >= 1.0:
+        return None
+    data.qpos[index.arm_qpos] = best[1]
+    mujoco.mj_kinematics(model, data)
+    return best[1]
