@@ -60,6 +60,11 @@ class Draft:
     findings: list[Finding]
 
     @property
+    def decided(self) -> list[Finding]:
+        """What the model, its shapes or its masses say."""
+        return [finding for finding in self.findings if finding.source != "chosen"]
+
+    @property
     def chosen(self) -> list[Finding]:
         """What could not be decided: values that the owner of the arm should replace."""
         return [finding for finding in self.findings if finding.source == "chosen"]

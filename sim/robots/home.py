@@ -29,8 +29,8 @@ _TOOL = np.diag([1.0, -1.0, -1.0])
 def find_home(robot: Robot) -> tuple[float, ...] | None:
     """Returns joint positions with the tool at the best place that is found, or None.
 
-    Damped least squares from the file's home and random postures; of those that arrive, one whose
-    joints are high, and near to those of the file.
+    Damped least squares from the file's home and random postures; of those that arrive, one with no shape
+    below the table, whose joints are high, and near to those of the file.
     """
     model = robot.build().compile()
     index, data = ModelIndex(model, robot), mujoco.MjData(model)
@@ -40,16 +40,30 @@ def find_home(robot: Robot) -> tuple[float, ...] | None:
     starts = np.random.default_rng(0).uniform(low, high, (_STARTS, len(low)))
     starts[0] = np.clip(robot.home_rad, low, high)
     for place_m in PLACES_M:
-        found: list[tuple[float, Array]] = []
+        found: list[tuple[bool, float, Array]] = []
         for start in starts:
             position = _solve(model, data, index, np.asarray(place_m), start, low, high)
             if position is not None:
                 height_m, turned_rad = data.xanchor[:, 2].mean(), np.linalg.norm(position - robot.home_rad)
-                found.append((float(height_m - _TURN_M * turned_rad), position))
+                is_above = _lowest_m(model, data, robot) >= 0.0
+                found.append((is_above, float(height_m - _TURN_M * turned_rad), position))
         if found:
-            best = max(found, key=lambda pair: pair[0])[1]
+            best = max(found, key=lambda each: each[:2])[2]
             return tuple(round(float(value), 4) + 0.0 for value in best)  # no minus zero
     return None
+
+
+def _lowest_m(model: mujoco.MjModel, data: mujoco.MjData, robot: Robot) -> float:
+    """Returns how high the lowest shape is that the second joint or a later one moves, by its box."""
+    second = int(model.joint(robot.arm_joints[min(1, robot.num_arm_joints - 1)]).bodyid[0])
+    moved = [False] * model.nbody
+    for body in range(1, model.nbody):
+        moved[body] = body == second or moved[model.body_parentid[body]]
+    shapes = np.array(moved)[model.geom_bodyid]
+    down = data.geom_xmat.reshape(-1, 3, 3)[:, 2]  # the world's z in each shape's frame
+    middle, half = model.geom_aabb[:, :3], model.geom_aabb[:, 3:]
+    low_m = data.geom_xpos[:, 2] + (down * middle - np.abs(down) * half).sum(axis=1)
+    return float(low_m[shapes].min(initial=np.inf))
 
 
 def _solve(
