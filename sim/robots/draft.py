@@ -120,7 +120,7 @@ class _Drafting:
         except ValueError as error:
             raise ModelError(f"{self._at}: MuJoCo cannot compile it: {error}") from error
         self._found = found = find_anatomy(model, self._at, keep=keep, tool=tool, fingers=fingers)
-        self._shape = HandRuler(model, found).shape()
+        self._shape = HandRuler(model, found, self._at).shape()
         if not self._is_urdf:
             self._isolate(spec, found)
         self._joints = [self._short(model.joint(joint).name) for joint in found.arm]

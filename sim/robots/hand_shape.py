@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.core.errors import ModelError
 from robot_rl.sim.robots.anatomy import Anatomy, Skeleton
 
 Array = NDArray[Any]
@@ -26,7 +27,7 @@ _WIDE_M = 0.10
 """A jaw that turns is opened until its tip is as far from the other one, or to its end."""
 _ALONG = math.cos(math.radians(35.0))
 """An axis that is nearer to one of the body's than this is that one."""
-_SAME_M = 0.001
+_SAME_M, _SAME_RAD = 0.001, 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,10 @@ class HandShape:
 
 
 class HandRuler:
-    """Measures a compiled model in the posture that its file has."""
+    """Measures a compiled model in the posture that its file has; `at` begins the message of an error."""
 
-    def __init__(self, model: mujoco.MjModel, found: Anatomy) -> None:
+    def __init__(self, model: mujoco.MjModel, found: Anatomy, at: str) -> None:
+        self._at = at
         self._model, self._found = model, found
         self._bones = Skeleton(model)
         self._data = mujoco.MjData(model)
@@ -61,9 +63,21 @@ class HandRuler:
         self._data.qpos[at] = np.where(limited, np.clip(self._data.qpos[at], low, high), self._data.qpos[at])
 
     def shape(self) -> HandShape:
-        """Returns what is measured."""
+        """Returns what is measured.
+
+        Raises:
+            ModelError: a robot file cannot say how these fingers open.
+        """
         if not self._found.fingers:
             return self._bare()
+        bare = [
+            finger for finger in self._found.fingers if not len(self._points(self._finger_bodies(finger)))
+        ]
+        if bare:
+            raise ModelError(
+                f"{self._at}: {self._names(tuple(bare))}: a finger without shapes: there is nothing to measure, "
+                "and nothing that grasps. Give it a collision shape in the model."
+            )
         if self._model.jnt_type[self._found.fingers[0]] == mujoco.mjtJoint.mjJNT_SLIDE:
             return self._sliding()
         return self._turning()
@@ -104,10 +118,18 @@ class HandRuler:
         """The middle between the tips of fingers that slide; their closed end is the one nearer to zero."""
         model, fingers = self._model, self._found.fingers
         ranges = model.jnt_range[list(fingers)]
-        closed = [low if abs(low) < abs(high) else high for low, high in ranges]
+        closed = [float(low if abs(low) < abs(high) else high) for low, high in ranges]
+        opened = [float(high if abs(low) < abs(high) else low) for low, high in ranges]
         self._put(fingers, closed)
         opening = _snapped(self._turned(self._data.xaxis[fingers[0]]))
         approach = self._approach(opening)
+        if self._width(fingers, approach, opened) <= self._width(fingers, approach, closed):
+            raise ModelError(
+                f"{self._at}: {self._names(fingers)}: the fingers are nearer to each other at {opened} than "
+                f"at {closed}, and robot files take the end nearer to zero for closed. Move the zeros of "
+                "these joints in the model (<origin>, and <limit>), so that they count from closed."
+            )
+        self._put(fingers, closed)
         tips = [self._tip(finger, approach) for finger in fingers]
         gap_m = max(0.0, self._gap(fingers)) if len(fingers) == 2 else 0.0
         gap_m = round(gap_m, 4) if gap_m > _SAME_M else 0.0
@@ -120,6 +142,12 @@ class HandRuler:
         """The place where jaws that turn meet; the closed end of their range is where they are nearer."""
         fingers, model = self._found.fingers, self._model
         low, high = (model.jnt_range[list(fingers), end] for end in (0, 1))
+        if np.ptp(low) > _SAME_RAD or np.ptp(high) > _SAME_RAD:
+            raise ModelError(
+                f"{self._at}: {self._names(fingers)}: their ranges differ, from {low.tolist()} to "
+                f"{high.tolist()}, and one servo gives both the same angle. Reverse the axis of one in "
+                "the model."
+            )
         self._put(fingers, low)
         hinge = self._turned(self._data.xaxis[fingers[0]])
         approach = self._approach(hinge)
@@ -131,8 +159,7 @@ class HandRuler:
         self._put(fingers, closed)
         tips = [self._tip(finger, approach) for finger in fingers]
         if len(fingers) == 1:
-            still = self._points([self._found.hand])
-            tips.append(_end_of(still, approach))
+            tips.append(self._still(approach))
         opening = _snapped(np.cross(approach, hinge))
         return self._between(
             tips, approach, opening, opened=round(float(opened[0]), 3), closed=float(closed[0]), gap_m=0.0
@@ -175,12 +202,20 @@ class HandRuler:
         """Returns the points (N, 3) at the end of a finger."""
         return _end_of(self._points(self._finger_bodies(finger)), approach)
 
-    def _width(self, fingers: tuple[int, ...], approach: Array, position: Array) -> float:
+    def _names(self, joints: tuple[int, ...]) -> str:
+        return ", ".join(self._model.joint(joint).name for joint in joints)
+
+    def _width(self, fingers: tuple[int, ...], approach: Array, position: Array | list[float]) -> float:
         """Returns how far the tip of the first finger is from the other's, or from the hand's own."""
         self._put(fingers, position)
         tips = [self._far(finger).mean(axis=0) for finger in fingers]
-        tips.append(_end_of(self._points([self._found.hand]), approach).mean(axis=0))
+        tips.append(self._still(approach).mean(axis=0))
         return float(np.linalg.norm(tips[0] - tips[1]))
+
+    def _still(self, approach: Array) -> Array:
+        """Returns the points (N, 3) at the end of the hand itself; its origin if it has no shapes."""
+        points = self._points([self._found.hand])
+        return _end_of(points, approach) if len(points) else np.zeros((1, 3))
 
     def _far(self, finger: int) -> Array:
         """Returns the points (N, 3) of a finger that are farthest from its hinge, the same in any posture."""

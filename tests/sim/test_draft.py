@@ -221,6 +221,17 @@ def fixed(name: str, inner: str = "") -> str:
     return f'<body name="{name}">{BALL}{inner}</body>'
 
 
+def inward(name: str, side: int) -> str:
+    """Returns a finger that is 5 cm from the middle at 0, and 1 cm at 0.04."""
+    joint = f'<joint name="{name}" type="slide" axis="0 {-side} 0" range="0 .04"/>'
+    return f'<body name="{name}" pos="0 {0.05 * side} .1">{joint}{BALL}</body>'
+
+
+def jaw(name: str, span: str, side: int) -> str:
+    joint = f'<joint name="{name}" axis="1 0 0" range="{span}"/><geom size=".01" pos="0 0 .1"/>'
+    return f'<body name="{name}" pos="0 {0.05 * side} .1">{joint}{BALL}</body>'
+
+
 LONG = slide("x", slide("y", slide("z")))
 PAIR = arm(slide("f1") + slide("f2"))
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -241,6 +252,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (PAIR, {"fingers": ()}, r"fingers: got none, but f1, f2 hang on the end of the arm"),
     (PAIR, {"tool": "f1"}, r"tool: no body 'f1' on the end of the arm\. Known: b1\."),
     (arm(fixed("one") + fixed("two")), {}, r"several places for the tool: one, two\. .* tool=one"),
+    (arm(inward("l", 1) + inward("r", -1)), {},
+     r"l, r: the fingers are nearer to each other at \[0\.04, 0\.04\] than at \[0\.0, 0\.0\], and rob"),
+    (arm(jaw("l", "0 .8", 1) + jaw("r", "-.8 0", -1)), {},
+     r"l, r: their ranges differ, from \[0\.0, -0\.8\] to \[0\.8, 0\.0\], and one servo gives both the same"),
+    (arm('<body name="h"><joint name="finger" type="slide" range="0 .04"/><inertial pos="0 0 0" mass="1" '
+         'diaginertia="1 1 1"/></body>'), {}, r"finger: a finger without shapes: there is nothing to m"),
     (arm('<body name="c"><geom type="mesh" mesh="m"/></body>'), {}, r"MuJoCo cannot (read|compile) it: "),
 ]  # fmt: skip
 
@@ -250,7 +267,9 @@ def test_a_model_that_is_no_arm_is_refused(
     bodies: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     asset = '<asset><mesh name="m" file="gone.stl"/></asset>' if 'mesh="m"' in bodies else ""
-    (tmp_path / "x.xml").write_text(f"<mujoco>{asset}<worldbody>{bodies}</worldbody></mujoco>")
+    (tmp_path / "x.xml").write_text(
+        f"<mujoco><compiler angle='radian'/>{asset}<worldbody>{bodies}</worldbody></mujoco>"
+    )
     with pytest.raises(ModelError, match=rf"^robot mine: .*x\.xml: {message}"):
         drafted(tmp_path / "x.xml", **settings)
 
