@@ -75,8 +75,8 @@ class HandRuler:
         ]
         if bare:
             raise ModelError(
-                f"{self._at}: {self._names(tuple(bare))}: a finger without shapes: there is nothing to measure, "
-                "and nothing that grasps. Give it a collision shape in the model."
+                f"{self._at}: {self._names(tuple(bare))}: a finger without shapes: nothing can be measured, "
+                "and nothing grasps. Give it a collision shape in the model."
             )
         if self._model.jnt_type[self._found.fingers[0]] == mujoco.mjtJoint.mjJNT_SLIDE:
             return self._sliding()

@@ -257,7 +257,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (arm(jaw("l", "0 .8", 1) + jaw("r", "-.8 0", -1)), {},
      r"l, r: their ranges differ, from \[0\.0, -0\.8\] to \[0\.8, 0\.0\], and one servo gives both the same"),
     (arm('<body name="h"><joint name="finger" type="slide" range="0 .04"/><inertial pos="0 0 0" mass="1" '
-         'diaginertia="1 1 1"/></body>'), {}, r"finger: a finger without shapes: there is nothing to m"),
+         'diaginertia="1 1 1"/></body>'), {}, r"finger: a finger without shapes: nothing can be measured"),
     (arm('<body name="c"><geom type="mesh" mesh="m"/></body>'), {}, r"MuJoCo cannot (read|compile) it: "),
 ]  # fmt: skip
 
