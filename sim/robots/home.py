@@ -15,6 +15,8 @@ PLACES_M = ((0.48, 0.0, 0.28), (0.4, 0.0, 0.25), (0.32, 0.0, 0.2), (0.24, 0.0, 0
 """Where the tool may stand, best first: the shipped arms' place, then nearer ones for short arms."""
 _STARTS, _STEPS = 12, 80
 _NEAR_M, _NEAR_RAD = 0.005, 0.03
+_EXACT = 1e-4
+"""The search goes on to this share of them, or to its last step."""
 _MARGIN_RAD = 0.025
 """Distance of home from the limits: starts of episodes lie around it."""
 _TURN_M = 0.1
@@ -27,8 +29,8 @@ _TOOL = np.diag([1.0, -1.0, -1.0])
 def find_home(robot: Robot) -> tuple[float, ...] | None:
     """Returns joint positions with the tool at the best place that is found, or None.
 
-    Damped least squares from the file's home and random postures; of those that arrive, one whose
-    joints are high, and near to those of the file.
+    Damped least squares from the file's home and random postures; of those that arrive, one with no shape
+    below the table, whose joints are high, and near to those of the file.
     """
     model = robot.build().compile()
     index, data = ModelIndex(model, robot), mujoco.MjData(model)
@@ -38,16 +40,30 @@ def find_home(robot: Robot) -> tuple[float, ...] | None:
     starts = np.random.default_rng(0).uniform(low, high, (_STARTS, len(low)))
     starts[0] = np.clip(robot.home_rad, low, high)
     for place_m in PLACES_M:
-        found: list[tuple[float, Array]] = []
+        found: list[tuple[bool, float, Array]] = []
         for start in starts:
             position = _solve(model, data, index, np.asarray(place_m), start, low, high)
             if position is not None:
                 height_m, turned_rad = data.xanchor[:, 2].mean(), np.linalg.norm(position - robot.home_rad)
-                found.append((float(height_m - _TURN_M * turned_rad), position))
+                is_above = _lowest_m(model, data, robot) >= 0.0
+                found.append((is_above, float(height_m - _TURN_M * turned_rad), position))
         if found:
-            best = max(found, key=lambda pair: pair[0])[1]
-            return tuple(round(float(value), 4) for value in best)
+            best = max(found, key=lambda each: each[:2])[2]
+            return tuple(round(float(value), 4) + 0.0 for value in best)  # no minus zero
     return None
+
+
+def _lowest_m(model: mujoco.MjModel, data: mujoco.MjData, robot: Robot) -> float:
+    """Returns how high the lowest shape is that the second joint or a later one moves, by its box."""
+    second = int(model.joint(robot.arm_joints[min(1, robot.num_arm_joints - 1)]).bodyid[0])
+    moved = [False] * model.nbody
+    for body in range(1, model.nbody):
+        moved[body] = body == second or moved[model.body_parentid[body]]
+    shapes = np.array(moved)[model.geom_bodyid]
+    down = data.geom_xmat.reshape(-1, 3, 3)[:, 2]  # the world's z in each shape's frame
+    middle, half = model.geom_aabb[:, :3], model.geom_aabb[:, 3:]
+    low_m = data.geom_xpos[:, 2] + (down * middle - np.abs(down) * half).sum(axis=1)
+    return float(low_m[shapes].min(initial=np.inf))
 
 
 def _solve(
@@ -56,6 +72,7 @@ def _solve(
 ) -> Array | None:  # fmt: skip
     """Returns joint positions near which the tool stands as wanted, or None if it does not get there."""
     position, linear, angular = start, np.zeros((3, model.nv)), np.zeros((3, model.nv))
+    best: tuple[float, Array] = (np.inf, start)
     for _ in range(_STEPS):
         data.qpos[index.arm_qpos] = position
         mujoco.mj_kinematics(model, data)
@@ -67,11 +84,17 @@ def _solve(
             length = float(np.linalg.norm(turn))
             turn = turn / length if length > 1e-3 else np.array([0.0, 1.0, 0.0])  # upside down: any axis
         away_m = place_m - data.site_xpos[index.site]
-        if np.linalg.norm(away_m) < _NEAR_M and np.linalg.norm(turn) < _NEAR_RAD:
-            return position
+        error = max(np.linalg.norm(away_m) / _NEAR_M, np.linalg.norm(turn) / _NEAR_RAD)
+        best = min(best, (float(error), position), key=lambda pair: pair[0])
+        if best[0] < _EXACT:
+            break
         mujoco.mj_jacSite(model, data, linear, angular, index.site)
         jacobian = np.vstack([linear, 0.3 * angular])[:, index.arm_dof]
-        error = np.concatenate([away_m, 0.3 * turn])
-        step = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * np.eye(6), error)
+        wanted = np.concatenate([away_m, 0.3 * turn])
+        step = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * np.eye(6), wanted)
         position = np.clip(position + np.clip(step, -0.3, 0.3), low, high)
-    return None
+    if best[0] >= 1.0:
+        return None
+    data.qpos[index.arm_qpos] = best[1]
+    mujoco.mj_kinematics(model, data)
+    return best[1]

@@ -31,6 +31,6 @@ def load_robot(name_or_path: str, *, depth: int = 0) -> Robot:
     if name_or_path.endswith(_MODELS):
         raise ModelError(
             f"robot: {name_or_path} is a model; a robot file (.yaml) names it, its joints, tool and limits: "
-            "docs/tasks.md, A robot of your own. Give that file."
+            f"docs/tasks.md, A robot of your own. `robot-rl new robot file={name_or_path}` drafts one."
         )
     return resolve("robot", name_or_path, at="robot")

@@ -193,7 +193,7 @@ def locate(source: ModelSource, file: str | None, folder: Path, robot_name: str)
 
 def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpec:
     """Loads, strips and completes the model; then checks that names and limits are the file's."""
-    spec = _read(locate(source, source.file, folder, robot.name), robot.name)
+    spec = read_model(locate(source, source.file, folder, robot.name), robot.name)
     spec.modelname = robot.name
     if source.keep is not None:
         _keep_only(spec, source.keep, robot.name)
@@ -218,8 +218,12 @@ def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpe
     return spec
 
 
-def _read(path: Path, robot_name: str) -> mujoco.MjSpec:
-    """Returns the spec of an MJCF or a URDF."""
+def read_model(path: Path, robot_name: str) -> mujoco.MjSpec:
+    """Returns the spec of an MJCF or a URDF, angles in radians.
+
+    Raises:
+        ModelError: it cannot be read; a mesh of a URDF is missing.
+    """
     if path.suffix in (".urdf", ".xacro"):
         return read_urdf(path, robot_name)
     try:
@@ -247,7 +251,7 @@ def _to_radians(spec: mujoco.MjSpec) -> None:
 def _mount(spec: mujoco.MjSpec, hand: Hand, path: Path, robot_name: str) -> None:
     """Fixes the model of a hand to a body of the arm, without its lights and keyframes."""
     carrier = _body(spec, hand.body, f"robot {robot_name}: model.hand.body")
-    mounted = _read(path, robot_name)
+    mounted = read_model(path, robot_name)
     quat = np.zeros(4)
     mujoco.mju_euler2Quat(quat, np.radians(hand.rotation_deg), "XYZ")
     for element in [*mounted.lights, *mounted.keys]:
@@ -353,6 +357,9 @@ def _replace_actuators(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -
         if finger.type == mujoco.mjtJoint.mjJNT_SLIDE:
             _count_from_touching(finger, servos.gripper_gap_m / 2)
     first, *others = robot.finger_joints
+    for equality in list(spec.equalities):  # the model's own coupling counts positions from elsewhere
+        if equality.type == mujoco.mjtEq.mjEQ_JOINT and {equality.name1, equality.name2} <= {first, *others}:
+            spec.delete(equality)
     for other in others:
         add_finger_coupling(spec, leader=first, follower=other)
     add_position_servo(

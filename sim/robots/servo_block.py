@@ -2,14 +2,23 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
 
 from robot_rl.sim.robots.robot import RobotNames
 
+Array = NDArray[Any]
+
 _RATE_HZ = 10.0
 """kp / kd of a good servo: it closes its lead with a time constant of 0.1 s, as the shipped arms do."""
+
+STIFFNESS = 4.0 * _RATE_HZ**2
+"""kp over the joint's inertia."""
+SLIDING_GRIPPER, TURNING_GRIPPER = (500, 50, 100.0, 0.1), (20, 2, 3.0, 0.03)
+"""kp, kd, effort and armature of a gripper's servo whose model has none: N and m, N m and rad."""
 
 
 def servos_block(robot: RobotNames, model: mujoco.MjModel) -> str:
@@ -31,8 +40,7 @@ def servos_block(robot: RobotNames, model: mujoco.MjModel) -> str:
     mujoco.mj_fullM(model, data, whole)
     own, damping = model.dof_armature[dof], model.dof_damping[dof]
     inertia = np.diag(whole)[dof] - own
-    least = np.maximum(np.maximum(own, inertia / 9.0), 0.02)
-    armature = [_two_digits(value, math.ceil) for value in least]
+    armature = [_two_digits(value, math.ceil) for value in np.maximum(own, least_armature(inertia))]
     wanted = 4.0 * _RATE_HZ * (inertia + np.array(armature))
     total = [_two_digits(value, math.floor) for value in np.maximum(wanted, damping)]
     rest = [max(whole - held, 0.1 * whole) for whole, held in zip(total, damping, strict=True)]
@@ -45,12 +53,17 @@ def servos_block(robot: RobotNames, model: mujoco.MjModel) -> str:
     return "\n".join(["  servos:", *lines, *_gripper_lines(robot, model)])
 
 
+def least_armature(inertia: Array) -> Array:
+    """Returns the armatures with which saturated servos of these inertias are stable."""
+    return np.maximum(inertia / 9.0, 0.02)
+
+
 def _gripper_lines(robot: RobotNames, model: mujoco.MjModel) -> list[str]:
     if not robot.finger_joints:
         return []
     finger = model.joint(robot.finger_joints[0])
     slides = finger.type[0] == mujoco.mjtJoint.mjJNT_SLIDE
-    kp, kd, effort, armature = (500, 50, 100.0, 0.1) if slides else (20, 2, 3.0, 0.03)
+    kp, kd, effort, armature = SLIDING_GRIPPER if slides else TURNING_GRIPPER
     damping = float(model.dof_damping[finger.dofadr[0]])
     kp, kd = max(kp, _RATE_HZ * damping), max(kd - damping, 0.1 * kd)
     number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, robot.gripper_actuator)

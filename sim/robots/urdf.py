@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
+from xml.parsers import expat
 
 import mujoco
 
@@ -28,14 +29,19 @@ def read_urdf(path: Path, robot_name: str) -> mujoco.MjSpec:
         ModelError: no URDF, a mesh that is not found, or one that touches and is in a format MuJoCo lacks.
     """
     at = f"robot {robot_name}: {path}"
-    try:
-        root = ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        raise ModelError(f"{at}: not XML: {error}") from error
-    if path.suffix == ".xacro" or "xacro" in "".join(element.tag for element in root.iter()):
+    root = parse(path, at)
+    if path.suffix == ".xacro" or _has_macros(root):
         raise ModelError(f"{at}: has xacro's macros. Expand them: xacro {path.name} > {path.name[:-6]}.urdf")
-    for link in root.iter("link"):
-        _resolve_meshes(link, path.resolve().parent, at)
+    folder = path.resolve().parent
+    missing = [each for link in root.iter("link") for each in _resolve_meshes(link, folder, at)]
+    if missing:
+        link, name, tried = missing[0]
+        others = ", ".join(dict.fromkeys(other for _, other, _ in missing if other != name))
+        raise ModelError(
+            f"{at}: link {link!r}: no mesh {name}; looked for {', '.join(map(str, tried))}. "
+            f"{f'Missing too: {others}. ' if others else ''}Put the URDF into its package's folder, or write "
+            "paths relative to the URDF."
+        )
     extension = root.find("mujoco")
     if extension is None:
         extension = ElementTree.SubElement(root, "mujoco")
@@ -51,13 +57,49 @@ def read_urdf(path: Path, robot_name: str) -> mujoco.MjSpec:
     return spec
 
 
-def _resolve_meshes(link: ElementTree.Element, folder: Path, at: str) -> None:
-    """Writes whole paths of meshes; takes out the visuals whose format MuJoCo does not read."""
+def parse(path: Path, at: str) -> ElementTree.Element:
+    """Returns the root of a URDF; `at` begins the message of an error.
+
+    Names keep their prefixes: many URDFs have `drake:acceleration` and declare no such prefix.
+
+    Raises:
+        ModelError: it cannot be read, or is no XML.
+    """
+    builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler = builder.data
+    try:
+        parser.Parse(path.read_bytes(), True)
+    except OSError as error:
+        raise ModelError(f"{at}: cannot be read: {error.strerror}.") from error
+    except expat.ExpatError as error:
+        raise ModelError(f"{at}: not XML: {error}") from error
+    return builder.close()
+
+
+def _has_macros(root: ElementTree.Element) -> bool:
+    """Returns whether an element is of xacro, by the prefix `xacro` or one that stands for it."""
+    pairs = [pair for element in root.iter() for pair in element.items()]
+    prefixes = {key.removeprefix("xmlns:") for key, value in pairs if value.endswith("/xacro")}
+    return any(element.tag.partition(":")[0] in {"xacro", *prefixes} for element in root.iter())
+
+
+def _resolve_meshes(
+    link: ElementTree.Element, folder: Path, at: str
+) -> Iterator[tuple[str, str, list[Path]]]:
+    """Writes whole paths of meshes; takes out the visuals whose format MuJoCo does not read.
+
+    Yields the meshes that are missing: the link, the name, and where it was looked for.
+    """
     for shape in [*link.findall("visual"), *link.findall("collision")]:
         for mesh in list(shape.iter("mesh")):
             name = mesh.get("filename", "")
             if Path(name).suffix.lower() in MESHES:
-                mesh.set("filename", str(_mesh(name, folder, f"{at}: link {link.get('name')!r}")))
+                tried = list(_places(name, folder))
+                found = next((place for place in tried if place.is_file()), None)
+                if found is None:
+                    yield link.get("name", ""), name, tried
+                mesh.set("filename", str(found))
             elif shape.tag == "visual":
                 link.remove(shape)
             else:
@@ -65,18 +107,6 @@ def _resolve_meshes(link: ElementTree.Element, folder: Path, at: str) -> None:
                     f"{at}: link {link.get('name')!r}: the collision mesh {name} must be one of "
                     f"{', '.join(MESHES)}. Convert it, or put a box, cylinder or sphere in its place."
                 )
-
-
-def _mesh(name: str, folder: Path, at: str) -> Path:
-    """Returns where a mesh is; `package://` is looked for in the URDF's folders and in AMENT_PREFIX_PATH."""
-    tried = list(_places(name, folder))
-    for place in tried:
-        if place.is_file():
-            return place
-    raise ModelError(
-        f"{at}: no mesh {name}; looked for {', '.join(map(str, tried))}. Put the URDF into its package's "
-        "folder, or write paths relative to the URDF."
-    )
 
 
 def _places(name: str, folder: Path) -> Iterator[Path]:

@@ -58,7 +58,7 @@ def test_help_imports_no_command(capsys: pytest.CaptureFixture[str], monkeypatch
     cli.main(["--help"])
 
 
-@pytest.mark.parametrize("name", ["arm", "bench", "replay", "reward"])
+@pytest.mark.parametrize("name", ["arm", "bench", "new", "replay", "reward"])
 def test_a_command_that_needs_words_explains_itself_without_any(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +151,8 @@ MISTAKES = [
     ["serve-policy", "run=/no/such"],
     ["serve-policy", "run=/no/such", "protocol=vla-eval", "host=0.0.0.0"],
     ["serve-sim-arm", "delay=3"],
+    ["new", "robot", "file=/no/such"],
+    ["new", "task", "name=reach"],
 ]
 
 

@@ -227,7 +227,7 @@ def test_joint_and_finger_are_those_of_any_robot(urdf: Writer, tmp_path: Path) -
 def test_a_model_is_no_robot_file(urdf: Writer, tmp_path: Path) -> None:
     urdf()
     with pytest.raises(
-        ModelError, match=r"arm\.urdf is a model; a robot file \(\.yaml\) names it, its joints"
+        ModelError, match=r"arm\.urdf is a model; a robot file \(\.yaml\) .* `robot-rl new robot file="
     ):
         load_robot(str(tmp_path / "my_arm/urdf/arm.urdf"))
 

@@ -8,15 +8,16 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError, ModelError, UnknownComponentError
 from robot_rl.core.registry import table
 from robot_rl.hal.safety import SafetyLimits
+from robot_rl.sim.conformance import ROBOT_RULES, ConformanceError, check_robot
 from robot_rl.sim.robots.catalog import ROBOT_FILES
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.panda import LIMITS, PANDA
-from robot_rl.sim.robots.robot import Robot, check_names
+from robot_rl.sim.robots.robot import check_names
+from robot_rl.sim.robots.robot_rules import StandingRobot
 
 ROBOTS = sorted(table("robot"))
 
@@ -79,95 +80,60 @@ def _toy_file(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def at_home(robot: Robot) -> tuple[mujoco.MjModel, mujoco.MjData]:
-    model = robot.build().compile()
-    state = mujoco.MjData(model)
-    for joint, actuator, position in zip(robot.arm_joints, robot.arm_actuators, robot.home_rad, strict=True):
-        state.joint(joint).qpos = position
-        state.actuator(actuator).ctrl = position
-    state.actuator(robot.gripper_actuator).ctrl = robot.gripper_home
-    mujoco.mj_forward(model, state)
-    return model, state
-
-
-def simulate(model: mujoco.MjModel, state: mujoco.MjData, duration_s: float) -> None:
-    for _ in range(round(duration_s / model.opt.timestep)):
-        mujoco.mj_step(model, state)
+@pytest.mark.parametrize("name", ROBOTS)
+@pytest.mark.parametrize("rule", ROBOT_RULES)
+def test_keeps_the_rules(rule: str, name: str) -> None:
+    ROBOT_RULES[rule](StandingRobot(load_robot(name), aligned=2e-3))
 
 
 @pytest.mark.parametrize("name", ROBOTS)
-def test_stands_at_home(name: str) -> None:
-    robot = load_robot(name)
-    model, state = at_home(robot)
-    before = state.site(robot.tool_site).xpos.copy()
-    simulate(model, state, 1.0)
-    assert np.isfinite(state.qpos).all()
-    np.testing.assert_allclose(state.site(robot.tool_site).xpos, before, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ROBOTS)
-def test_is_one_arm_without_a_scene(name: str) -> None:
-    robot = load_robot(name)
-    model, _ = at_home(robot)
-    assert (model.ncam, model.nlight, model.nkey) == (0, 0, 0)
-    assert model.nu == len(robot.arm_joints) + 1
+def test_a_shipped_robot_stands_at_the_origin_and_has_no_other_joint(name: str) -> None:
+    robot, model = load_robot(name), StandingRobot(load_robot(name)).model
     assert model.njnt == len(robot.arm_joints) + len(robot.finger_joints)
     assert np.flatnonzero(model.body_parentid == 0).tolist() == [0, 1]  # the world and one base
     np.testing.assert_array_equal(model.body_pos[1], 0.0)
-    assert not model.geom_contype.any()  # no geom of the robot collides with another
 
 
-@pytest.mark.parametrize("name", ROBOTS)
-def test_tool_points_down_at_home_and_opens_along_y(name: str) -> None:
-    robot = load_robot(name)
-    model, state = at_home(robot)
-    tool_from_axes = state.site(robot.tool_site).xmat.reshape(3, 3)
-    np.testing.assert_allclose(tool_from_axes[:, 2], [0, 0, -1], atol=2e-3)
-    np.testing.assert_allclose(tool_from_axes[:, 0], [1, 0, 0], atol=2e-3)
-    finger = model.body(int(model.joint(robot.finger_joints[0]).bodyid[0])).name
-    tip = model.geom(int(model.body(finger).geomadr[0])).id
-    closed, opened = (
-        tip_position(model, state, robot, value, tip) for value in (robot.gripper_closed, robot.gripper_open)
-    )
-    moved = opened - closed
-    assert abs(moved @ tool_from_axes[:, 1]) > 0.6 * np.linalg.norm(moved) > 0.005
+@pytest.mark.parametrize(
+    ("replacements", "rule", "message"),
+    [
+        ((("  keep: base\n", ""),), "is_one_arm_without_a_scene",
+         r"robot toy: cameras, lights, keyframes: got \(0, 1, 0\), need none: set model\.keep"),
+        # The tool points up: at home_rad 0.1 its z axis is (sin 0.1, 0, cos 0.1).
+        ((), "tool_points_down_at_home",
+         r"z axis of the tool at home: got \[0\.0998, 0\.0, 0\.995\], need \(0\.0, 0\.0, -1\.0\) within"),
+        ((("opening_axis: [0, 1, 0]", "opening_axis: [1, 0, 0]"),), "fingers_open_along_y",
+         r"share of that along the tool's y axis: got 0\.00, need 0\.6 or more"),
+        ((("pos_m: [0, 0, 0.3], approach_axis: [0, 0, 1], opening_axis: [0, 1, 0]",
+           "pos_m: [0, 0, 0], approach_axis: [0, 1, 0], opening_axis: [1, 0, 0]"),
+          ("body: one", "body: base")), "every_arm_joint_moves_the_tool",
+         r"swing by 0\.1 moves the tool: got 0\.0000, need 0\.01 or more"),
+        # 0.005 N against a finger of 0.15 kg: 0.04 m take longer than 1.5 s.
+        ((("gripper_effort: 5", "gripper_effort: 0.001"),), "one_command_closes_all_fingers",
+         r"grip after 1\.5 s of the command 0: got 0\.0\d+, need within 0\.0008 of it; see model\.servos"),
+    ],
+)  # fmt: skip
+def test_a_robot_that_breaks_a_rule_is_refused(
+    toy_file: Callable[..., str], replacements: tuple[tuple[str, str], ...], rule: str, message: str
+) -> None:
+    robot = load_robot(toy_file(*replacements))
+    with pytest.raises(ConformanceError, match=message):
+        ROBOT_RULES[rule](StandingRobot(robot))
 
 
-def tip_position(
-    model: mujoco.MjModel, state: mujoco.MjData, robot: Robot, finger: float, geom: int
-) -> NDArray[np.float64]:
-    for joint in robot.finger_joints:
-        state.joint(joint).qpos = finger
-    mujoco.mj_forward(model, state)
-    return state.geom_xpos[geom].copy()
+def test_servos_that_do_not_hold_home_are_refused(toy_file: Callable[..., str]) -> None:
+    standing = StandingRobot(load_robot(toy_file(("home_rad: [0.1]", "home_rad: [0.2]"))))
+    standing.state.actuator("swing").ctrl = 0.1
+    # 0.1 rad on a lever of 0.3 m: 2 sin(0.05) 0.3 m, of which the largest component is 0.0297 m
+    with pytest.raises(ConformanceError, match=r"a second at home moves the tool: got 0\.029\d m, need 1 mm"):
+        ROBOT_RULES["stands_at_home"](standing)
 
 
-@pytest.mark.parametrize("name", ROBOTS)
-def test_every_arm_joint_moves_the_tool(name: str) -> None:
-    robot = load_robot(name)
-    model, state = at_home(robot)
-    before = np.concatenate([state.site("tool").xpos, state.site("tool").xmat])
-    for joint in robot.arm_joints:
-        position = float(state.joint(joint).qpos[0])
-        state.joint(joint).qpos = position + 0.1
-        mujoco.mj_forward(model, state)
-        assert (
-            np.abs(np.concatenate([state.site("tool").xpos, state.site("tool").xmat]) - before).max() > 0.01
-        )
-        state.joint(joint).qpos = position
-
-
-@pytest.mark.parametrize("name", ROBOTS)
-def test_one_command_closes_all_fingers(name: str) -> None:
-    robot = load_robot(name)
-    model, state = at_home(robot)
-    simulate(model, state, 1.0)
-    for value in (robot.gripper_closed, robot.gripper_open):
-        state.actuator(robot.gripper_actuator).ctrl = value
-        simulate(model, state, 1.5)
-        travel = abs(robot.gripper_open - robot.gripper_closed)
-        for joint in robot.finger_joints:
-            assert state.joint(joint).qpos[0] == pytest.approx(value, abs=0.02 * travel)
+def test_check_robot_takes_a_name_a_file_and_a_robot(toy_file: Callable[..., str]) -> None:
+    check_robot("panda", aligned=2e-3)
+    check_robot(PANDA)
+    with pytest.raises(ConformanceError, match="z axis of the tool at home"):
+        check_robot(toy_file())
 
 
 def test_panda_reaches_what_its_dh_table_says() -> None:
@@ -182,8 +148,8 @@ def test_panda_reaches_what_its_dh_table_says() -> None:
 
 
 def test_panda_home_is_above_the_table() -> None:
-    _, state = at_home(PANDA)
-    np.testing.assert_allclose(state.site("tool").xpos, [0.48, 0.0, 0.28], atol=1e-3)
+    position_m, _ = StandingRobot(PANDA).tool()
+    np.testing.assert_allclose(position_m, [0.48, 0.0, 0.28], atol=1e-3)
 
 
 def test_panda_file_equals_panda_code() -> None:
@@ -197,8 +163,8 @@ def test_packages_are_located_but_not_imported() -> None:
 
 
 def test_any_mjcf_becomes_a_robot(toy_file: Callable[..., str]) -> None:
-    robot = load_robot(toy_file())
-    model, state = at_home(robot)
+    standing = StandingRobot(load_robot(toy_file()))
+    model, state = standing.model, standing.state
     assert [model.joint(i).name for i in range(model.njnt)] == ["swing", "grip"]
     # The jaw's range [0.01, 0.05] is counted from closed: travel 0.04; at 0 it still is 0.01 off centre.
     np.testing.assert_allclose(model.joint("grip").range, [0.0, 0.04])

@@ -1,0 +1,180 @@
+"""The rules of robots, one function each; `robot_rl.sim.conformance` runs them. n arm joints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.hal.env_rules import require
+from robot_rl.sim.robots.robot import Robot
+
+Array = NDArray[Any]
+
+ALIGNED = 0.02
+"""Largest error of a direction at home: one degree."""
+_STILL_M = 1e-3
+_STEP = 0.1
+"""Of one joint, in rad or m: it moves the tool by a tenth of that, in m or as a component of its axes."""
+_TRAVEL = 0.02
+"""Largest error of a finger, as a share of its way."""
+
+
+class StandingRobot:
+    """A robot alone at home, its servos holding it."""
+
+    def __init__(self, robot: Robot, aligned: float = ALIGNED) -> None:
+        self.robot, self.aligned = robot, aligned
+        self.at = f"robot {robot.name}"
+        self.model = robot.build().compile()
+        self.state = mujoco.MjData(self.model)
+        for joint, actuator, home in zip(robot.arm_joints, robot.arm_actuators, robot.home_rad, strict=True):
+            self.state.joint(joint).qpos = home
+            self.state.actuator(actuator).ctrl = home
+        for name in robot.gripper_actuators:  # the fingers are on their way: the arm stands nevertheless
+            self.state.actuator(name).ctrl = robot.gripper_home
+        mujoco.mj_forward(self.model, self.state)
+
+    def simulate(self, duration_s: float) -> None:
+        for _ in range(round(duration_s / self.model.opt.timestep)):
+            mujoco.mj_step(self.model, self.state)
+
+    def tool(self) -> tuple[Array, Array]:
+        """Returns position (3,) and orientation (3, 3) of the tool in the world."""
+        site = self.state.site(self.robot.tool_site)
+        return site.xpos.copy(), site.xmat.reshape(3, 3).copy()
+
+
+def stands_at_home(standing: StandingRobot) -> None:
+    """The servos hold the tool where it is."""
+    before, _ = standing.tool()
+    standing.simulate(1.0)
+    require(bool(np.isfinite(standing.state.qpos).all()), f"{standing.at}: simulated", "NaN", "numbers")
+    moved = float(np.abs(standing.tool()[0] - before).max())
+    require(
+        moved <= _STILL_M, f"{standing.at}: a second at home moves the tool", f"{moved:.4f} m", "1 mm or less"
+    )
+
+
+def is_one_arm_without_a_scene(standing: StandingRobot) -> None:
+    """Tasks bring scene, lights and cameras; every actuator and every joint has an owner."""
+    model, robot = standing.model, standing.robot
+    others = (int(model.ncam), int(model.nlight), int(model.nkey))
+    require(others == (0, 0, 0), f"{standing.at}: cameras, lights, keyframes", others, "none: set model.keep")
+    require(
+        model.nu == len(robot.arm_actuators) + len(robot.gripper_actuators),
+        f"{standing.at}: actuators",
+        [model.actuator(i).name for i in range(model.nu)],
+        "those that the robot names",
+    )
+    couples = model.eq_type == mujoco.mjtEq.mjEQ_JOINT
+    named = {*robot.arm_joints, *robot.finger_joints}
+    led = {*model.eq_obj1id[couples].tolist()}
+    loose = [
+        model.joint(i).name for i in range(model.njnt) if i not in led and model.joint(i).name not in named
+    ]
+    require(
+        not loose, f"{standing.at}: joints that nothing moves", loose, "none: name them, or take them out"
+    )
+    roots = {int(model.body_rootid[body]) for body in model.jnt_bodyid}
+    require(len(roots) == 1, f"{standing.at}: bodies that arms hang on", len(roots), "1: set model.keep")
+    require(
+        not model.geom_contype.any(),
+        f"{standing.at}: contype of a geom",
+        "1",
+        "0: a robot's shapes do not collide",
+    )
+
+
+def tool_points_down_at_home(standing: StandingRobot) -> None:
+    """Actions hold the orientation of home: z down, x forward."""
+    _, world_from_tool = standing.tool()
+    for axis, column, need in (("z", 2, (0.0, 0.0, -1.0)), ("x", 0, (1.0, 0.0, 0.0))):
+        got = world_from_tool[:, column]
+        require(
+            float(np.abs(got - need).max()) <= standing.aligned,
+            f"{standing.at}: {axis} axis of the tool at home",
+            got.round(4).tolist(),
+            f"{need} within {standing.aligned:g}; robot-rl doctor proposes a home_rad",
+        )
+
+
+def fingers_open_along_y(standing: StandingRobot) -> None:
+    """The tool's y axis is the line on which the fingers open."""
+    robot, model = standing.robot, standing.model
+    if not robot.finger_joints:
+        return
+    body = int(model.joint(robot.finger_joints[0]).bodyid[0])
+    closed, opened = (_finger_m(standing, body, end) for end in (robot.gripper_closed, robot.gripper_open))
+    moved, along = opened - closed, standing.tool()[1][:, 1]
+    length = float(np.linalg.norm(moved))
+    require(
+        length > 0.005, f"{standing.at}: opening moves a finger", f"{1e3 * length:.1f} mm", "5 mm or more"
+    )
+    share = abs(float(moved @ along)) / length
+    require(
+        share > 0.6, f"{standing.at}: share of that along the tool's y axis", f"{share:.2f}", "0.6 or more"
+    )
+
+
+def _finger_m(standing: StandingRobot, body: int, position: float) -> Array:
+    """Returns where the first shape of a finger is (3,), or its body if it has none."""
+    for joint in standing.robot.finger_joints:
+        standing.state.joint(joint).qpos = position
+    mujoco.mj_forward(standing.model, standing.state)
+    first = int(standing.model.body_geomadr[body])
+    return (standing.state.xipos[body] if first < 0 else standing.state.geom_xpos[first]).copy()
+
+
+def every_arm_joint_moves_the_tool(standing: StandingRobot) -> None:
+    """A joint that moves nothing is not of the arm."""
+    before = np.concatenate([each.ravel() for each in standing.tool()])
+    for name in standing.robot.arm_joints:
+        joint = standing.state.joint(name)
+        position = float(joint.qpos[0])
+        joint.qpos = position + _STEP
+        mujoco.mj_forward(standing.model, standing.state)
+        moved = float(np.abs(np.concatenate([each.ravel() for each in standing.tool()]) - before).max())
+        require(
+            moved > 0.1 * _STEP,
+            f"{standing.at}: {name} by {_STEP:g} moves the tool",
+            f"{moved:.4f}",
+            "0.01 or more",
+        )
+        joint.qpos = position
+
+
+def one_command_closes_all_fingers(standing: StandingRobot) -> None:
+    """The gripper's one servo brings every finger to both ends."""
+    robot, state = standing.robot, standing.state
+    if not robot.gripper_actuator:
+        return
+    standing.simulate(1.0)
+    travel = abs(robot.gripper_open - robot.gripper_closed)
+    for value in (robot.gripper_closed, robot.gripper_open):
+        state.actuator(robot.gripper_actuator).ctrl = value
+        standing.simulate(1.5)
+        for name in robot.finger_joints:
+            got = float(state.joint(name).qpos[0])
+            require(
+                abs(got - value) <= _TRAVEL * travel,
+                f"{standing.at}: {name} after 1.5 s of the command {value:g}",
+                f"{got:.4g}",
+                f"within {_TRAVEL * travel:.2g} of it; see model.servos",
+            )
+
+
+ROBOT_RULES: dict[str, Callable[[StandingRobot], None]] = {
+    rule.__name__: rule
+    for rule in (
+        stands_at_home,
+        is_one_arm_without_a_scene,
+        tool_points_down_at_home,
+        fingers_open_along_y,
+        every_arm_joint_moves_the_tool,
+        one_command_closes_all_fingers,
+    )
+}
