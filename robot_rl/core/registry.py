@@ -22,12 +22,14 @@ TABLE: dict[str, dict[str, str]] = {
         "peg_insert": "robot_rl.sim.tasks.peg_insert:PegInsert",
         "open_drawer": "robot_rl.sim.tasks.open_drawer:OpenDrawer",
         "gantry_peg": "robot_rl.sim.tasks.gantry_peg:GantryPeg",
+        "quadrotor_hover": "robot_rl.sim.tasks.quadrotor_hover:QuadrotorHover",
     },
     "robot": {
         "panda": "robot_rl.sim.robots.panda:PANDA",
         "gantry": "robot_rl.sim.robots.gantry:GANTRY",
         "viperx": "robot_rl.sim.robots.catalog:VIPERX",
         "so_arm100": "robot_rl.sim.robots.catalog:SO_ARM100",
+        "crazyflie": "robot_rl.sim.robots.crazyflie:CRAZYFLIE",
     },
     "policy": {
         "flow": "robot_rl.policies.chunk:FlowPolicy",

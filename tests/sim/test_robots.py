@@ -19,6 +19,7 @@ from robot_rl.sim.robots.panda import LIMITS, PANDA
 from robot_rl.sim.robots.robot import Robot, check_names
 
 ROBOTS = sorted(table("robot"))
+ARMS = [name for name in ROBOTS if load_robot(name).kind == "arm"]
 
 ARM_MJCF = """
 <mujoco><compiler angle="radian"/>
@@ -85,7 +86,11 @@ def at_home(robot: Robot) -> tuple[mujoco.MjModel, mujoco.MjData]:
     for joint, actuator, position in zip(robot.arm_joints, robot.arm_actuators, robot.home_rad, strict=True):
         state.joint(joint).qpos = position
         state.actuator(actuator).ctrl = position
-    state.actuator(robot.gripper_actuator).ctrl = robot.gripper_home
+    for effector in robot.all_effectors:
+        number = model.actuator(effector.actuator).id
+        state.ctrl[number] = effector.home
+        if model.actuator_actnum[number]:
+            state.act[model.actuator_actadr[number]] = effector.home
     mujoco.mj_forward(model, state)
     return model, state
 
@@ -106,18 +111,19 @@ def test_stands_at_home(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROBOTS)
-def test_is_one_arm_without_a_scene(name: str) -> None:
+def test_is_one_body_without_a_scene(name: str) -> None:
     robot = load_robot(name)
+    check_names(robot, robot.build())
     model, _ = at_home(robot)
     assert (model.ncam, model.nlight, model.nkey) == (0, 0, 0)
-    assert model.nu == len(robot.arm_joints) + 1
-    assert model.njnt == len(robot.arm_joints) + len(robot.finger_joints)
+    assert model.nu == len(robot.arm_joints) + len(robot.all_effectors)
+    assert model.njnt == len(robot.arm_joints) + len(robot.finger_joints) + (robot.kind == "rotors")
     assert np.flatnonzero(model.body_parentid == 0).tolist() == [0, 1]  # the world and one base
     np.testing.assert_array_equal(model.body_pos[1], 0.0)
     assert not model.geom_contype.any()  # no geom of the robot collides with another
 
 
-@pytest.mark.parametrize("name", ROBOTS)
+@pytest.mark.parametrize("name", ARMS)
 def test_tool_points_down_at_home_and_opens_along_y(name: str) -> None:
     robot = load_robot(name)
     model, state = at_home(robot)
@@ -142,7 +148,7 @@ def tip_position(
     return state.geom_xpos[geom].copy()
 
 
-@pytest.mark.parametrize("name", ROBOTS)
+@pytest.mark.parametrize("name", ARMS)
 def test_every_arm_joint_moves_the_tool(name: str) -> None:
     robot = load_robot(name)
     model, state = at_home(robot)
@@ -157,7 +163,7 @@ def test_every_arm_joint_moves_the_tool(name: str) -> None:
         state.joint(joint).qpos = position
 
 
-@pytest.mark.parametrize("name", ROBOTS)
+@pytest.mark.parametrize("name", ARMS)
 def test_one_command_closes_all_fingers(name: str) -> None:
     robot = load_robot(name)
     model, state = at_home(robot)

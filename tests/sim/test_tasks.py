@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve, table
 from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.task import Task
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 TASKS = sorted(table("task"))
+WITH_EXPERT = [name for name in TASKS if resolve("task", name).has_expert()]
+FOR_ARMS = [name for name in TASKS if resolve("task", name).body == "arm"]
 STEPS = 8
 Array = NDArray[np.float32]
 
@@ -56,18 +59,18 @@ def success_of_expert(task: str, episodes: int, bias_m: float = 0.0, noise_m: fl
     return float(solved.mean())
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", WITH_EXPERT)
 def test_the_expert_solves_it(task: str) -> None:
     assert success_of_expert(task, 64) >= 0.9  # 1.0 measured for every task, 256 episodes
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", WITH_EXPERT)
 def test_a_wrong_target_spoils_the_expert(task: str) -> None:
     # The tasks' tolerances are 2 to 25 mm; a bias of 45 mm is beyond all of them.
     assert success_of_expert(task, 32, bias_m=0.045) < 0.3
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", FOR_ARMS)
 def test_the_gantry_does_every_task(task: str) -> None:
     env = SimVectorEnv(EnvConfig(task=task, robot="gantry", num_threads=1), 16, autoreset="disabled")
     env.reset(seed=0)
@@ -150,7 +153,7 @@ def test_a_state_dict_resumes_exactly(task: str) -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", WITH_EXPERT)
 def test_the_dense_reward_lies_between_zero_and_one(task: str) -> None:
     config = EnvConfig(task=task, reward="dense", num_threads=1)
     env = SimVectorEnv(config, 16, autoreset="disabled")
@@ -165,6 +168,35 @@ def test_the_dense_reward_lies_between_zero_and_one(task: str) -> None:
         np.testing.assert_allclose(reward[~infos["success"]], 0.5 * shaped[~infos["success"]])
         best = np.maximum(best, shaped)
     assert (best > first).all()  # the expert is paid for progress in every episode
+
+
+@pytest.mark.parametrize("task", sorted({*TASKS} - {*WITH_EXPERT}))
+def test_without_an_expert_the_dense_reward_lies_between_zero_and_one(task: str) -> None:
+    env = SimVectorEnv(EnvConfig(task=task, reward="dense", num_threads=1), 16, autoreset="disabled")
+    env.reset(seed=0)
+    described, seen = resolve("task", task)(), []
+    for action in actions_of(env, 40):
+        _, reward, _, _, infos = env.step(action)
+        shaped = described.dense_reward(env.view)
+        assert ((shaped >= 0) & (shaped <= 1)).all()
+        assert not infos["success"].any()
+        np.testing.assert_allclose(reward, 0.5 * shaped)
+        seen.append(shaped)
+    assert np.ptp(seen, axis=0).min() > 0.01  # it differs within every episode
+
+
+@pytest.mark.parametrize("task", sorted({*TASKS} - {*WITH_EXPERT}))
+def test_a_task_without_an_expert_says_what_to_do(task: str) -> None:
+    with pytest.raises(ConfigError, match=f"demos: the task '{task}' has no scripted expert.*env.expert="):
+        make(task, 1).expert()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_robot_of_another_kind_is_refused(task: str) -> None:
+    body = resolve("task", task).body
+    robot = "crazyflie" if body != "rotors" else "panda"
+    with pytest.raises(ConfigError, match=rf"env.robot: {robot} is of kind \w+, and {task} is for {body}"):
+        SimVectorEnv(EnvConfig(task=task, robot=robot), 1)
 
 
 @pytest.mark.parametrize("task", [name for name in TASKS if resolve("task", name).vary])
