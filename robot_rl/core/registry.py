@@ -23,6 +23,9 @@ TABLE: dict[str, dict[str, str]] = {
         "open_drawer": "robot_rl.sim.tasks.open_drawer:OpenDrawer",
         "gantry_peg": "robot_rl.sim.tasks.gantry_peg:GantryPeg",
         "quadrotor_hover": "robot_rl.sim.tasks.quadrotor_hover:QuadrotorHover",
+        "mobile_reach": "robot_rl.sim.tasks.mobile_reach:MobileReach",
+        "bimanual_reach": "robot_rl.sim.tasks.bimanual_reach:BimanualReach",
+        "hand_turn": "robot_rl.sim.tasks.hand_turn:HandTurn",
     },
     "robot": {
         "panda": "robot_rl.sim.robots.panda:PANDA",
@@ -30,6 +33,9 @@ TABLE: dict[str, dict[str, str]] = {
         "viperx": "robot_rl.sim.robots.catalog:VIPERX",
         "so_arm100": "robot_rl.sim.robots.catalog:SO_ARM100",
         "crazyflie": "robot_rl.sim.robots.crazyflie:CRAZYFLIE",
+        "mobile_panda": "robot_rl.sim.robots.panda_bodies:MOBILE_PANDA",
+        "two_pandas": "robot_rl.sim.robots.panda_bodies:TWO_PANDAS",
+        "claw": "robot_rl.sim.robots.claw:CLAW",
     },
     "policy": {
         "flow": "robot_rl.policies.chunk:FlowPolicy",

@@ -147,7 +147,9 @@ class RobotNames:
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """Names of the tools in quantities: `tool`, or those of two arms by their sites."""
+        """Names in quantities of the tools that move: `tool`, or those of two arms by their sites."""
+        if self.kind == "hand":
+            return ()
         return tuple(arm.tool_site for arm in self.arms) if len(self.arms) > 1 else ("tool",)
 
     @property
