@@ -20,7 +20,7 @@ from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.experts import action_for
 from robot_rl.sim.robots.home import find_home
 from robot_rl.sim.robots.loading import load_robot
-from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.robots.robot import Robot, require_arm
 from robot_rl.sim.robots.servo_check import LOAD_KG, WATCHED_S, JointReport, ServoCheck
 from robot_rl.sim.task import Aim, Task, control_of
 from robot_rl.sim.vector import SimVectorEnv
@@ -67,6 +67,7 @@ def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
         RobotRLError: the robot cannot be built, or a named task needs a gripper and there is none.
     """
     robot = load_robot(name_or_path)
+    require_arm(robot, "the doctor")
     for task in tasks:
         control_of(resolve("task", task, at="task")(), robot, at="")
     bench = ServoCheck(robot)
@@ -74,7 +75,10 @@ def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
     checks = [_actuators(bench), _servos(joints, bench), _gripper(robot, bench), _home(robot, bench)]
     needs_servos = bool(bench.unlike_servos()) or any(check.state != "ok" for check in checks[1:3])
     possible = [
-        name for name in TABLE["task"] if robot.gripper_actuator or not resolve("task", name).needs_gripper
+        name
+        for name in TABLE["task"]
+        if resolve("task", name).body == "arm"
+        and (robot.gripper_actuator or not resolve("task", name).needs_gripper)
     ]
     for task in tasks or possible:
         checks += task_checks(task, name_or_path)

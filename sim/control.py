@@ -1,17 +1,23 @@
-"""From actions in [-1, 1] to joint position targets, for all simulations at once.
+"""From actions in [-1, 1] to joint targets and commands of end effectors, for all simulations at once.
 
-B envs, n arm joints, A action dim. The target is the measured position plus a step, so the
+An action has, in this order: a step for each joint that is in no arm, for each arm a step of its tool, and
+the command of each end effector. With `kind=joint_delta` every joint has a step of its own.
+B envs, n arm joints, k joints of one arm, E end effectors, A action dim.
+
+The target is the measured position plus a step, so the
 controller has no state: the state row of a simulation alone determines its future.
 The servo closes part of the step (kp / kd = 10 per second for the Panda), like an impedance
 controller with its set-point on a short lead.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from robot_rl.core.arrays import Array, namespace
 from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.poses import compose, cross
-from robot_rl.sim.robots.robot import RobotNames
+from robot_rl.sim.robots.robot import Arm, RobotNames
 from robot_rl.sim.task import Control
 
 _DAMPING = 0.05
@@ -20,6 +26,22 @@ _ROTATION_GAIN = 0.5
 """Share of the orientation error that one step corrects."""
 _POSTURE_GAIN = 0.1
 """Share of the distance to the home posture that one step corrects in the null space."""
+
+
+_TURNS = {"none": (), "yaw": ("yaw",), "full": ("rx", "ry", "rz")}
+"""Names of the rotations in an action, by `Control.rotation`."""
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """Where an arm is in the arrays."""
+
+    site: int
+    """Row of its tool."""
+    joints: slice
+    """Of the arm joints."""
+    action: slice
+    """Of the action."""
 
 
 class Controller:
@@ -32,82 +54,98 @@ class Controller:
     def __init__(self, control: Control, robot: RobotNames, backend: Backend) -> None:
         self.control, self._index = control, backend.index
         self.num_joints = self._index.num_joints
+        arms = _arms_of(control, robot)
+        size = 3 + len(_TURNS[control.rotation])
+        self._num_direct = first = self.num_joints - sum(len(arm.joints) for arm in arms)
+        self._arms: list[_Reach] = []
+        for number, arm in enumerate(arms):
+            joints, action = slice(first, first + len(arm.joints)), self._num_direct + number * size
+            self._arms.append(_Reach(self._index.arm_sites[number], joints, slice(action, action + size)))
+            first = joints.stop
+        self._effectors = [
+            ((each.high + each.low) / 2, (each.high - each.low) / 2) for each in robot.all_effectors
+        ]
+        self._first_effector = self._num_direct + len(arms) * size
         self._damping = backend.asarray(_DAMPING**2 * np.eye(6))
         self._axis, self._anchor = backend.bind("xaxis"), backend.bind("xanchor")
         self._site_pos, self._site_mat = backend.bind("site_xpos"), backend.bind("site_xmat")
         self._body_pos, self._body_quat = backend.bind("xpos"), backend.bind("xquat")
         self._qpos = backend.bind("qpos")
         self._home = backend.asarray(np.asarray(robot.home_rad))
-        self._gripper = (
-            (robot.gripper_open + robot.gripper_closed) / 2,
-            (robot.gripper_open - robot.gripper_closed) / 2,
-        )
         self.action_names = action_names(control, robot)
         self._home_mat = backend.tool_orientation(robot.home_rad)
+        """Of the tool of every arm: arms are mounted alike (a test says so)."""
 
     def joint_positions(self) -> Array:
         """Returns measured arm joint positions, (B, n)."""
         return self._qpos[:, self._index.arm_qpos]
 
     def tool_poses(self, ids: Array) -> Array:
-        """Returns where the tools of some simulations are, (n, 7) in the world."""
+        """Returns where the (first) tools of some simulations are, (n, 7) in the world."""
         body = self._index.tool_body
         pose = namespace(ids).concat([self._body_pos[ids, body], self._body_quat[ids, body]], axis=1)
         return compose(pose, self._index.body_from_tool[None])
 
     def targets(self, action: Array, position: Array) -> Array:
-        """Returns joint position targets (B, n) for the arm part of (B, A) actions."""
-        if self.control.kind == "joint_delta":
-            return position + self.control.joint_rad * action[:, : self.num_joints]
-        return position + self._inverse_kinematics(action, position)
+        """Returns joint position targets (B, n) for the joint part of (B, A) actions."""
+        step, direct = namespace(position).empty_like(position), self._num_direct
+        step[:, :direct] = self.control.joint_rad * action[:, :direct]
+        for arm in self._arms:
+            step[:, arm.joints] = self._inverse_kinematics(
+                arm, action[:, arm.action], position[:, arm.joints]
+            )
+        return position + step
 
-    def gripper(self, action: Array) -> Array:
-        """Returns the gripper command (B,), float64: the last action, +1 open, -1 closed."""
-        middle, half = self._gripper
+    def effectors(self, action: Array) -> Array:
+        """Returns the commands of the end effectors (B, E), float64: the last actions, -1 low, +1 high."""
         xp = namespace(action)
-        if self.control.gripper == "shut":
-            return xp.full(len(action), middle - half, dtype=xp.float64, device=action.device)
-        return xp.asarray(middle + half * action[:, -1], dtype=xp.float64)
+        shape, first = (len(action), len(self._effectors)), self._first_effector
+        commands = xp.empty(shape, dtype=xp.float64, device=action.device)
+        for number, (middle, half) in enumerate(self._effectors):
+            is_shut = self.control.gripper == "shut"
+            commands[:, number] = middle - half if is_shut else middle + half * action[:, first + number]
+        return commands
 
     def towards(self, target: Array, opening: Array) -> Array:
         """Returns actions (B, A) that move the arm from where it is towards joint targets (B, n).
 
         The inverse of `targets`, to first order: for a person's leader arm, whose targets are near.
-        `opening` (B,) of the gripper is -1 closed to +1 open.
+        `opening` (B,) of every gripper is -1 closed to +1 open.
         """
         control, step = self.control, target - self.joint_positions()
-        if control.kind == "joint_delta":
-            parts = [step / control.joint_rad]
-        else:
-            twist = (self._jacobian_rows().mT @ step[:, :, None])[:, :, 0]
+        parts = [step[:, : self._num_direct] / control.joint_rad]
+        for arm in self._arms:
+            twist = (self._jacobian_rows(arm).mT @ step[:, arm.joints, None])[:, :, 0]
             turns = {"none": slice(6, 6), "yaw": slice(5, 6), "full": slice(3, 6)}[control.rotation]
-            parts = [twist[:, :3] / control.linear_m, twist[:, turns] / control.angular_rad]
+            parts += [twist[:, :3] / control.linear_m, twist[:, turns] / control.angular_rad]
         if control.gripper == "action":
-            parts.append(opening[:, None])
+            parts += [opening[:, None]] * len(self._effectors)
         xp = namespace(step)
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
 
-    def _inverse_kinematics(self, action: Array, position: Array) -> Array:
-        xp, rows = namespace(position), self._jacobian_rows()
+    def _inverse_kinematics(self, arm: _Reach, action: Array, position: Array) -> Array:
+        """Returns the step of an arm's joints (B, k), for its part of the action and its positions (B, k)."""
+        xp, rows = namespace(position), self._jacobian_rows(arm)
         num_rows, num_joints, _ = rows.shape
         jacobian = xp.empty((num_rows, 6, num_joints), dtype=rows.dtype, device=rows.device)
         jacobian[...] = rows.mT  # contiguous: products of small matrices are then faster
         twist = xp.empty((num_rows, 6), dtype=rows.dtype, device=rows.device)
         twist[:, :3] = self.control.linear_m * action[:, :3]
-        self._rotation(action, out=twist[:, 3:])
-        posture = _POSTURE_GAIN * (self._home - position)
+        self._rotation(arm, action, out=twist[:, 3:])
+        posture = _POSTURE_GAIN * (self._home[arm.joints] - position)
         gram = jacobian @ rows
         gram += self._damping
         rest = twist[:, :, None] - jacobian @ posture[:, :, None]
         return posture + (rows @ xp.linalg.solve(gram, rest))[:, :, 0]
 
-    def _jacobian_rows(self) -> Array:
-        """Returns the transposed geometric Jacobian of every arm, (B, n, 6)."""
-        return self._index.jacobian_rows(self._axis, self._anchor, self._site_pos[:, self._index.site])
+    def _jacobian_rows(self, arm: _Reach) -> Array:
+        """Returns the transposed geometric Jacobian of an arm, (B, k, 6)."""
+        rows = self._index.jacobian_rows(self._axis, self._anchor, self._site_pos[:, arm.site])
+        return rows[:, arm.joints]
 
-    def _rotation(self, action: Array, out: Array) -> None:
+    def _rotation(self, arm: _Reach, action: Array, out: Array) -> None:
         """Writes the world-frame rotation vector (B, 3): the commanded part, and the hold of the rest."""
-        rotation = self._site_mat[:, self._index.site].reshape(-1, 3, 3)
+        rotation = self._site_mat[:, arm.site].reshape(-1, 3, 3)
         if self.control.rotation == "full":
             out[...] = self.control.angular_rad * action[:, 3:6]
             return
@@ -124,8 +162,17 @@ class Controller:
 
 def action_names(control: Control, robot: RobotNames) -> tuple[str, ...]:
     """Returns the names of the elements of an action."""
-    gripper = ("gripper",) if control.gripper == "action" else ()
-    if control.kind == "joint_delta":
-        return (*(f"{joint}.delta" for joint in robot.arm_joints), *gripper)
-    turns = {"none": (), "yaw": ("tool.yaw",), "full": ("tool.rx", "tool.ry", "tool.rz")}
-    return ("tool.dx", "tool.dy", "tool.dz", *turns[control.rotation], *gripper)
+    arms = _arms_of(control, robot)
+    direct = robot.arm_joints[: robot.num_arm_joints - sum(len(arm.joints) for arm in arms)]
+    steps = [f"tool.{step}" for step in ("dx", "dy", "dz", *_TURNS[control.rotation])]
+    effectors = robot.all_effectors if control.gripper == "action" else ()
+    return (
+        *(f"{joint}.delta" for joint in direct),
+        *(f"{arm.name}{step}" for arm in arms for step in steps),
+        *(each.name for each in effectors),
+    )
+
+
+def _arms_of(control: Control, robot: RobotNames) -> tuple[Arm, ...]:
+    """Returns the arms whose tools the actions move."""
+    return robot.all_arms if control.kind == "ee_delta" else ()

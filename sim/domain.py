@@ -26,7 +26,7 @@ from robot_rl.sim.backends.backend import Backend, View
 from robot_rl.sim.backends.model_index import cells
 from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.poses import cross
-from robot_rl.sim.robots.robot import RobotNames
+from robot_rl.sim.robots.robot import RobotNames, require_arm
 from robot_rl.sim.task import Task
 
 _SERVO_FIELDS: tuple[tuple[str, str, int | None], ...] = (
@@ -70,7 +70,7 @@ class Domain:
             learns: whether the curriculum is in force; the scale is 1 otherwise.
 
         Raises:
-            ConfigError: virtual forces, and a task that does not say where they pull.
+            ConfigError: virtual forces, and a task that does not say where they pull; or no arm.
         """
         self._config, self._backend, self._robot = config, backend, robot
         self._xp, self.is_on = backend.xp, config.is_on
@@ -85,6 +85,7 @@ class Domain:
             )
         if not self.is_on:
             return
+        require_arm(robot, "env.domain", at="env.robot")
         self._sense(quantities)
         self._expand()
         self._servo_ctrl, self._applied = backend.bind("ctrl"), backend.bind("xfrc_applied")

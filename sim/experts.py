@@ -7,6 +7,7 @@ wrong by a known amount: a base of chosen quality for methods that improve a bas
 from collections.abc import Callable
 
 from robot_rl.core.arrays import Array, namespace
+from robot_rl.core.errors import ConfigError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.task import Aim, Control, Task, View
 
@@ -31,6 +32,7 @@ class Expert:
         noise_m: float,
         noise_seed: int,
     ) -> None:
+        require_expert(type(task))
         self._task, self._control = task, control
         self._view, self._episode_seeds = view, episode_seeds
         self._bias_m, self._noise_m, self._noise_seed = bias_m, noise_m, noise_seed
@@ -62,3 +64,17 @@ def action_for(aim: Aim, control: Control, tool_m: Array) -> Array:
     turns = {"none": [], "yaw": [turn], "full": [xp.zeros_like(turn), xp.zeros_like(turn), turn]}
     action = xp.concat([step, *turns[control.rotation], *grip], axis=1)
     return xp.asarray(xp.clip(action, -1.0, 1.0), dtype=xp.float32)
+
+
+def require_expert(task: type[Task]) -> None:
+    """Refuses a task for which nobody wrote an expert.
+
+    Raises:
+        ConfigError: says what else makes demonstrations.
+    """
+    if not task.has_expert():
+        raise ConfigError(
+            f"demos: the task {task.name!r} has no scripted expert. Train without demonstrations, "
+            "stages=look,evaluate,online,evaluate, name a trained policy, env.expert=<run folder>, or "
+            "give recorded episodes, demos.path=<folder>."
+        )

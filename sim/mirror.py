@@ -21,6 +21,7 @@ from robot_rl.sim.backends.model_index import Tracked
 from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.robots.robot import require_arm
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Array = NDArray[Any]
@@ -33,7 +34,7 @@ class Mirror:
         """Builds the scene without cameras: real cameras take the pictures.
 
         Raises:
-            ConfigError: the scene has a part whose position a tracked pose does not give.
+            ConfigError: the robot is no arm, or a tracked pose does not give the position of a part.
         """
         quiet = replace(
             config.unseen(), randomize=False, domain=DomainConfig(), privileged=False, num_threads=1
@@ -42,6 +43,7 @@ class Mirror:
         """Describes the task (names, spaces, rates), and draws."""
         task = resolve("task", config.task, at="env.task")
         self.robot = load_robot(config.robot or task.default_robot)
+        require_arm(self.robot, "what is measured on a station", at="env.robot")
         self.camera: str = task.camera
         """The camera of the model that shows the task best."""
         bind = self.env.backend.bind
@@ -135,7 +137,7 @@ class Mirror:
         for step, action in enumerate(actions):
             targets[step] = controller.targets(action[None], position)[0]
             position = position + share * (targets[step] - position)
-        return targets, controller.gripper(actions)
+        return targets, controller.effectors(actions)[:, 0]
 
     def judge(self) -> tuple[bool, bool, float]:
         """Returns success, failure and reward of the measured state."""

@@ -92,10 +92,10 @@ class MujocoPlant:
 
     def command(self, target_rad: Array, gripper: float) -> None:
         self._ctrl[self._index.arm_ctrl] = target_rad
-        self._ctrl[self._index.gripper_ctrl] = gripper
+        self._ctrl[self._index.effector_ctrl] = gripper
 
     def targets(self) -> tuple[Array, float]:
-        return self._ctrl[self._index.arm_ctrl].copy(), float(self._ctrl[self._index.gripper_ctrl].sum())
+        return self._ctrl[self._index.arm_ctrl].copy(), float(self._ctrl[self._index.effector_ctrl].sum())
 
     def step(self, dt_s: float) -> None:
         # Whole nanoseconds: at 300 Hz a sum of floats would lose a physics step now and then.

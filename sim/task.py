@@ -16,7 +16,7 @@ from robot_rl.core.registry import resolve, table
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.backend import View
 from robot_rl.sim.randomize import Vary
-from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.robots.robot import Kind, Robot
 from robot_rl.sim.scene import add_world, add_wrist_camera
 from robot_rl.sim.start_classes import Resets
 
@@ -29,13 +29,13 @@ class Control:
     rotation: Literal["none", "yaw", "full"] = "yaw"
     """Rotations in an end-effector action; the others are held at the home orientation."""
     gripper: Literal["action", "shut"] = "action"
-    """`action`: the gripper is the last element of the action. `shut`: it stays shut."""
+    """`action`: end effectors are the last elements of the action. `shut`: grippers stay shut."""
     hz: float = 20.0
     linear_m: float = 0.05
     """Servo lead of a full-scale translation; in steady state about 0.5 m/s for the Panda."""
     angular_rad: float = 0.25
     joint_rad: float = 0.10
-    """Servo lead of a full-scale joint-position delta."""
+    """Servo lead of a full-scale joint-position delta; m for a slide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,8 @@ class Start:
 
     joints: Mapping[str, Array] = field(default_factory=dict)
     """Joint name -> (n, 1) position, or (n, 7) position and quaternion of a free joint."""
+    velocities: Mapping[str, Array] = field(default_factory=dict)
+    """Joint name -> (n, 1) velocity, or (n, 6) of a free joint: linear in the world, angular in the body."""
     held: Mapping[str, Array] = field(default_factory=dict)
     """Free joint name -> (n, 7) position and quaternion in the tool's frame; the gripper closes on it."""
     fingers: float | None = None
@@ -68,7 +70,7 @@ class Task:
     """A task is data and batched functions; subclasses fill in the class attributes.
 
     The observation `state` is the concatenation of the quantities in `observation`, preceded by
-    the arm's joint positions, finger positions, tool position and tool x axis. docs/tasks.md says how
+    the joint positions, finger positions, and position and x axis of each tool. docs/tasks.md says how
     quantities are named; the back end compiles the names.
     """
 
@@ -84,8 +86,14 @@ class Task:
     """The camera that shows the task best: `front`, `side` or `overhead`."""
     default_robot: ClassVar[str] = "panda"
     """The robot that the task is made for; others that reach the scene work too."""
+    body: ClassVar[Kind] = "arm"
+    """The kind of robots that do it; others are refused."""
     needs_gripper: ClassVar[bool] = True
-    """Whether robots without a gripper are refused."""
+    """Whether arms without a gripper are refused."""
+    hold_s: ClassVar[float] = 0.0
+    """How long `success` of `evaluate` must last without a break until it counts."""
+    ends_at_success: ClassVar[bool] = True
+    """Whether success ends an episode; if not, each step of success is paid until the horizon."""
     vary: ClassVar[tuple[Vary, ...]] = ()
     resets: ClassVar[Resets | None] = None
     """Of which starts `robot-rl resets generate` makes a bank; see docs/resets.md."""
@@ -120,6 +128,11 @@ class Task:
         """Returns the target of the scripted expert, displaced by `offset_m` (B, 3)."""
         raise NotImplementedError
 
+    @classmethod
+    def has_expert(cls) -> bool:
+        """Returns whether somebody wrote an expert for the task."""
+        return cls.expert is not Task.expert
+
 
 def control_of(task: Task, robot: Robot, *, common: bool = False, at: str = "env.") -> Control:
     """Returns how the task's actions move this robot.
@@ -131,13 +144,20 @@ def control_of(task: Task, robot: Robot, *, common: bool = False, at: str = "env
         at: begins the message.
 
     Raises:
-        ConfigError: the task needs a gripper, and the robot has none.
+        ConfigError: the robot is of another kind than the task's, or lacks a gripper that the task needs.
     """
+    if robot.kind != task.body:
+        fit = [name for name in table("task") if resolve("task", name).body == robot.kind]
+        raise ConfigError(
+            f"{at}robot: {robot.name} is of kind {robot.kind}, and {task.name} is for {task.body}, such as "
+            f"{task.default_robot}. Tasks for {robot.kind}: {', '.join(fit) or 'none'}."
+        )
     control = replace(task.control, rotation="yaw", gripper="action") if common else task.control
-    if robot.gripper_actuator:
+    if robot.all_effectors:
         return control
     if task.needs_gripper:
-        able = [name for name in table("task") if not resolve("task", name).needs_gripper]
+        shown = [(name, resolve("task", name)) for name in table("task")]
+        able = [name for name, each in shown if each.body == "arm" and not each.needs_gripper]
         raise ConfigError(
             f"{at}robot: {robot.name} has no gripper, and {task.name} needs one. "
             f"Tasks that need none: {', '.join(able)}. Or name the gripper in the robot file."
@@ -149,7 +169,8 @@ def build_scene(task: Task, robot: Robot) -> mujoco.MjSpec:
     """Returns robot, table, cameras and the task's own scene as one MJCF."""
     spec = robot.build()
     add_world(spec)
-    add_wrist_camera(spec, robot.tool_site)
+    if robot.all_arms:
+        add_wrist_camera(spec, robot.tool_site)
     task.scene(spec, robot)
     return spec
 
@@ -157,7 +178,8 @@ def build_scene(task: Task, robot: Robot) -> mujoco.MjSpec:
 def state_quantities(task: Task, robot: Robot) -> tuple[str, ...]:
     """Returns the quantities that make the observation `state`, in its order."""
     joints = [f"{joint}.pos" for joint in (*robot.arm_joints, *robot.finger_joints)]
-    return (*joints, "tool.pos", "tool.xaxis", *task.observation)
+    tools = [f"{tool}.{kind}" for tool in robot.tools for kind in ("pos", "xaxis")]
+    return (*joints, *tools, *task.observation)
 
 
 def closeness(distance_m: Array, scale_m: float) -> Array:

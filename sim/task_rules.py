@@ -186,6 +186,26 @@ def the_dense_reward_lies_between_zero_and_one(task: str, robot: str | None) -> 
     require(grows, at, "no more than at the beginning, on an expert's way", "more in every episode")
 
 
+def the_dense_reward_follows_what_happens(task: str, robot: str | None) -> None:
+    """Without an expert to follow: on random ways, shaping is in [0, 1], is paid by half, and changes."""
+    if not _has(task, "dense_reward") or _has(task, "expert"):
+        return
+    config = EnvConfig(task=task, robot=robot, reward="dense", num_threads=1)
+    env, at = SimVectorEnv(config, 16, autoreset="disabled"), f"task {task}: dense reward"
+    env.reset(seed=0)
+    described, seen = resolve("task", task)(), list[Array]()
+    for action in actions_of(env, 40):
+        _, reward, _, _, infos = env.step(action)
+        shaped, solved = described.dense_reward(env.view), infos["success"]
+        inside = bool(((shaped >= 0) & (shaped <= 1)).all())
+        require(inside, at, f"{shaped.min():.3g} to {shaped.max():.3g}", "0 to 1")
+        half = np.allclose(reward[~solved], 0.5 * shaped[~solved], rtol=1e-7, atol=0.0)
+        require(half, f"{at} without success", reward[~solved].tolist(), "half of `dense_reward`")
+        seen.append(shaped)
+    change = float(np.ptp(seen, axis=0).max())
+    require(change > 0.01, f"{at}, change within an episode", f"{change:.3g}", "more than 0.01")
+
+
 def randomisation_changes_only_rows_that_begin(task: str, robot: str | None) -> None:
     """Terms of `vary` are drawn for each simulation, at its resets."""
     terms = resolve("task", task).vary
@@ -220,6 +240,7 @@ TASK_RULES: dict[str, Rule] = {
         a_state_dict_resumes_exactly,
         the_expert_solves_it,
         the_dense_reward_lies_between_zero_and_one,
+        the_dense_reward_follows_what_happens,
         randomisation_changes_only_rows_that_begin,
     )
 }

@@ -83,13 +83,13 @@ class SimVectorEnv(VectorEnv):
         check_reward(config)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
+        control = control_of(self._task, self._robot, common=config.common_actions)
         self._state = state_quantities(self._task, self._robot)
         scene, looks = scene_and_looks(self._task, self._robot, config.looks)
         quantities = (*self._state, "tool.zaxis", *self._task.privileged)
         self.backend: Backend = make_backend(config, scene, self._robot, quantities, num_envs, array=array)
         self.xp, self.device = self.backend.xp, self.backend.device
         self.index, self.view = self.backend.index, self.backend.view
-        control = control_of(self._task, self._robot, common=config.common_actions)
         self.controller = Controller(control, self._robot, self.backend)
         self._describe(autoreset)
         self._bind()
@@ -112,6 +112,8 @@ class SimVectorEnv(VectorEnv):
             self.reset_classes = self._starts.classes
         self._seed, self._episode = self._words(np.arange(num_envs)), self._words(np.zeros(num_envs))
         self._elapsed = self._asarray(np.zeros(num_envs, np.int64))
+        self._held = self._asarray(np.zeros(num_envs, np.int64))
+        """For how many control steps the goal has been met without a break."""
         self.num_diverged = 0
         self._is_seen = True
 
@@ -122,6 +124,7 @@ class SimVectorEnv(VectorEnv):
         self._text = encode_text([self.instruction])
         self.control_hz, self.caps = task.control.hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
+        self._hold_steps = round(task.hold_s * task.control.hz)
         self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
         index, names = self.view.elements(self._state)
         self._true_index, self.true_names = self.backend.asarray(index), names
@@ -151,10 +154,12 @@ class SimVectorEnv(VectorEnv):
         self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
         self._asarray, self._home = backend.asarray, backend.asarray(np.asarray(robot.home_rad))
         self._all_rows = self._asarray(np.arange(self.num_envs))
-        self.limits = robot.limits
+        self._effector_home = backend.asarray(np.array([each.home for each in robot.all_effectors]))
+        self._act = backend.bind("act") if self.index.lagging else None
+        self.limits = robot.limits if robot.arm_joints else None
         dt_s, xp, device = 1.0 / self.control_hz, self.xp, self.device
         self.safety = SafetyEnvelope(
-            self.limits, control_dt_s=dt_s, num_envs=self.num_envs, xp=xp, device=device
+            robot.limits, control_dt_s=dt_s, num_envs=self.num_envs, xp=xp, device=device
         )
 
     # The step is the specification: act, simulate, judge, observe, reset.
@@ -182,9 +187,10 @@ class SimVectorEnv(VectorEnv):
         diverged = self._pictures.step(active)
         if diverged.any():
             self._contain(diverged, before)
+        self._hold(active)
         success, failed, reward = self.judge(~diverged)
         self._elapsed += 1 if active is None else active
-        terminated = (success | failed) & ~diverged
+        terminated = (success | failed if self._task.ends_at_success else failed) & ~diverged
         truncated = ((self._elapsed >= self.horizon) | diverged) & ~terminated
         if active is not None:
             reward, success = reward * active, success & active
@@ -225,28 +231,35 @@ class SimVectorEnv(VectorEnv):
         broken = self._all_rows[:0]
         if not math.isfinite(commanded.sum()):
             broken = xp.nonzero(~xp.isfinite(commanded).all(axis=1))[0]
-            commanded[broken] = xp.nan  # the whole row: safety then holds the arm, and the gripper stays
+            commanded[broken] = xp.nan  # the whole row: safety then holds the joints, and effectors stay
         position = self.controller.joint_positions()
         target = self.controller.targets(commanded, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self.index.arm_dof], active)
         commanded[broken] = 0.0
-        gripper = self.controller.gripper(commanded)
+        effectors = self.controller.effectors(commanded)
         if active is None and not len(broken):
             assign(self._ctrl, (slice(None), self.index.arm_ctrl), safe)
-            assign(self._ctrl, (slice(None), self.index.gripper_ctrl), gripper[:, None])
+            assign(self._ctrl, (slice(None), self.index.effector_ctrl), effectors)
         else:
             is_commanded = xp.ones_like(limited) if active is None else copied(active)
             rows = xp.nonzero(is_commanded)[0]
             assign(self._ctrl, cells(rows, self.index.arm_ctrl), safe[rows])
             is_commanded[broken] = False
-            gripped = xp.nonzero(is_commanded)[0]
-            assign(self._ctrl, cells(gripped, self.index.gripper_ctrl), gripper[gripped, None])
+            worked = xp.nonzero(is_commanded)[0]
+            assign(self._ctrl, cells(worked, self.index.effector_ctrl), effectors[worked])
         return commanded, limited
+
+    def _hold(self, active: Array | None) -> None:
+        """Counts the control steps in which the goal is met without a break, of a task that must hold it."""
+        if self._hold_steps:
+            met = self._task.evaluate(self.view)["success"]
+            held = self.xp.where(met, self._held + 1, 0)
+            self._held = held if active is None else self.xp.where(active, held, self._held)
 
     def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
         """Returns success, failure and reward of the present states, (B,); invalid rows have no success."""
         verdict = self._task.evaluate(self.view)
-        success = verdict["success"] & is_valid
+        success = verdict["success"] & is_valid & (self._held >= self._hold_steps)
         failed = verdict.get("fail")
         failed = self.xp.zeros_like(success) if failed is None else failed
         if self.config.reward == "sparse":
@@ -310,7 +323,7 @@ class SimVectorEnv(VectorEnv):
             obs = self._begin(mask, episode, keep=None)
         if "states" in options:
             obs = self.set_state(options["states"], mask)
-        success = self._task.evaluate(self.view)["success"] & mask
+        success = self.judge(mask)[0]
         started = {} if self._starts is None else self._starts.infos()
         return obs, {"success": success, "is_success": success, **started}
 
@@ -318,7 +331,7 @@ class SimVectorEnv(VectorEnv):
         """Starts new episodes where masked; returns the observation, rows of `keep` elsewhere."""
         (ids,) = self.xp.nonzero(mask)
         self._episode = self.xp.where(mask, episode, self._episode)
-        self._elapsed[ids] = 0
+        self._elapsed[ids], self._held[ids] = 0, 0
         seed, episodes = self._seed[ids], self._episode[ids]
         self.backend.clear(ids)
         own = ids if self._starts is None else self._starts.begin(ids, seed, episodes)
@@ -350,10 +363,15 @@ class SimVectorEnv(VectorEnv):
         fingers = robot.gripper_home if start.fingers is None else start.fingers
         self._qpos[cells(ids, self.index.finger_qpos)] = fingers
         assign(self._ctrl, cells(ids, self.index.arm_ctrl), arm)
-        self._ctrl[cells(ids, self.index.gripper_ctrl)] = robot.gripper_open
+        self._ctrl[cells(ids, self.index.effector_ctrl)] = self._effector_home
+        if self._act is not None:
+            self._act[cells(ids, self.index.lagging_act)] = self._effector_home[self.index.lagging]
         for joint, value in start.joints.items():
             first = self.index.qpos_of[joint]
             assign(self._qpos, (ids, slice(first, first + value.shape[1])), value)
+        for joint, value in start.velocities.items():
+            first = self.index.dof_of[joint]
+            assign(self._qvel, (ids, slice(first, first + value.shape[1])), value)
         for body, value in start.mocap.items():
             assign(self._mocap_pos, (ids, self.index.mocap_of[body]), value)
         if start.held:
@@ -367,7 +385,7 @@ class SimVectorEnv(VectorEnv):
             first = self.index.qpos_of[joint]
             pose = compose(world_from_tool, like(tool_from_thing, world_from_tool))
             assign(self._qpos, (ids, slice(first, first + 7)), pose)
-        self._ctrl[cells(ids, self.index.gripper_ctrl)] = self._robot.gripper_closed
+        self._ctrl[cells(ids, self.index.effector_ctrl)] = self._robot.gripper_closed
         closing = self.xp.zeros_like(self._elapsed, dtype=self.xp.bool)
         closing[ids] = True
         self.backend.step(self.num_substeps, closing)
@@ -403,25 +421,29 @@ class SimVectorEnv(VectorEnv):
         return EpisodeRng(self._seed, self._episode).key
 
     def get_state(self) -> Array:
-        """Returns (B, n): MuJoCo's integration states, what late cameras will show, late commands."""
+        """Returns (B, n): MuJoCo's integration states, late cameras' pictures, late commands, steps held."""
         waiting = self._asarray(self._pictures.rows())
         commands = self._asarray(self._domain.rows(self.num_envs))
         states = self._asarray(self.backend.read_states(), self.xp.float64)
-        return self.xp.concat([states, waiting, commands], axis=1)
+        held = self._asarray(self._held[:, None], self.xp.float64)[:, : bool(self._hold_steps)]
+        return self.xp.concat([states, waiting, commands, held], axis=1)
 
     def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
         """Puts the masked simulations into rows of `get_state`; episode clocks run on."""
         rows, mask, own = self._asarray(rows), self._mask(mask), self.backend.state_size
         (ids,) = self.xp.nonzero(mask)
         late = own + self._pictures.num_columns
-        need = (self.num_envs, late + self._domain.num_columns)
+        last = late + self._domain.num_columns
+        need = (self.num_envs, last + bool(self._hold_steps))
         if tuple(rows.shape) != need:
             raise ConfigError(f"{self.task}.set_state: got rows of shape {tuple(rows.shape)}, need {need}")
         self.backend.write_states(ids, rows[ids, :own])
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         self._pictures.put(ids, to_numpy(rows[ids, own:late]))
-        self._domain.put(ids, rows[ids, late:])
+        self._domain.put(ids, rows[ids, late:last])
+        if self._hold_steps:
+            assign(self._held, ids, rows[ids, last])
         return self._observe()
 
     def state_dict(self) -> dict[str, Any]:
@@ -479,7 +501,11 @@ class SimVectorEnv(VectorEnv):
         return self.controller.towards(target_rad, opening)
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
-        """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`."""
+        """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`.
+
+        Raises:
+            ConfigError: nobody wrote one.
+        """
         control = self.controller.control
         return Expert(self._task, control, self.view, self.episode_seeds, bias_m, noise_m, noise_seed)
 

@@ -28,7 +28,7 @@ _PER_JOINT = ("position_low_rad", "position_high_rad", "velocity_rad_s", "accele
 
 @dataclass(frozen=True, kw_only=True)
 class SafetyLimits:
-    """What an arm may do; one entry per arm joint in every joint list.
+    """What an arm may do; one entry per arm joint in every joint list, none for a robot without joints.
 
     The names say radians, as nearly all joints turn; a slide's entries are in m, m/s, m/s^2 and N.
     """
@@ -63,7 +63,7 @@ class SafetyLimits:
     def __post_init__(self) -> None:
         names = [*_PER_JOINT, *(["action_rate_rad_s"] if self.action_rate_rad_s is not None else [])]
         sizes = {name: len(getattr(self, name)) for name in names}
-        if len(set(sizes.values())) != 1 or not self.position_low_rad:
+        if len(set(sizes.values())) != 1:
             raise ConfigError(f"safety: one entry per arm joint is needed in every list, got {sizes}.")
         pairs = list(zip(self.position_low_rad, self.position_high_rad, strict=True))
         for joint, (low, high) in enumerate(pairs):

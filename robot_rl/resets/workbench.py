@@ -197,7 +197,7 @@ class Workbench:
         """Gives the gripper its command: shut or open, (B,) bool."""
         robot = self.robot
         command = np.where(is_shut, robot.gripper_closed, robot.gripper_open)
-        self._ctrl[:, self.index.gripper_ctrl] = command[:, None]
+        self._ctrl[:, self.index.effector_ctrl] = command[:, None]
 
     def forward(self) -> None:
         self.backend.forward()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.registry import resolve
 from robot_rl.data.demos import open_demonstrations
 from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
@@ -13,6 +14,7 @@ from robot_rl.policies.onnx_pictures import SUFFIX, read_encoder_graph
 from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.rollout.envs import episodes_of
 from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.experts import require_expert
 from robot_rl.train.config import RunConfig
 from robot_rl.train.earlier import open_earlier
 from robot_rl.train.finetune.config import stage_config
@@ -46,6 +48,8 @@ def check_before_learner(config: RunConfig) -> None:
     if config.env.kind == "sim" and config.env.expert is not None:
         policy_folder(config.env.expert, at="env.expert")
     given = find_given(config)
+    if config.env.kind == "sim":
+        _check_experts(config)
     if config.bc.policy is not None and given is None:
         read_head(Path(config.bc.policy))
     if config.env.kind == "sim":  # others' environments may take long to make
@@ -54,6 +58,14 @@ def check_before_learner(config: RunConfig) -> None:
             if given is not None:
                 check_given(config, given, meta, features)
             _check_recorded(config, meta, features)
+
+
+def _check_experts(config: RunConfig) -> None:
+    """Refuses demonstrations, or labels, of tasks for which nobody wrote an expert."""
+    asks = ("demos" in config.plan and config.demos.path is None) or config.method.kind == "dagger"
+    shown = [config.env_of(name) for name in config.acting]
+    for task in [env.task for env in shown if asks and env.expert is None]:
+        require_expert(resolve("task", task, at="env.task"))
 
 
 def _check_recorded(config: RunConfig, meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:

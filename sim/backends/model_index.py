@@ -60,8 +60,15 @@ class ModelIndex:
         self.arm_dof = columns([int(model.jnt_dofadr[joint]) for joint in joints])
         self.finger_qpos = columns([int(model.joint(name).qposadr[0]) for name in robot.finger_joints])
         self.arm_ctrl = columns([model.actuator(name).id for name in robot.arm_actuators])
-        self.gripper_ctrl = columns([model.actuator(name).id for name in robot.gripper_actuators])
+        effectors = [model.actuator(name).id for name in robot.effector_actuators]
+        self.effector_ctrl = columns(effectors)
+        self.lagging = [number for number, each in enumerate(effectors) if model.actuator_actnum[each]]
+        """Numbers of the end effectors that follow their commands with a lag."""
+        self.lagging_act = columns([int(model.actuator_actadr[effectors[number]]) for number in self.lagging])
+        """Columns of `act`, of these."""
         self.site = int(model.site(robot.tool_site).id)
+        self.arm_sites = tuple(int(model.site(arm.tool_site).id) for arm in robot.all_arms)
+        """Rows of `site_xpos`: the tool of each arm."""
         self.tool_body = int(model.site_bodyid[self.site])
         self.body_from_tool = asarray(np.concatenate([model.site_pos[self.site], model.site_quat[self.site]]))
         """Pose (7,) of the tool in its body's frame."""
@@ -69,18 +76,20 @@ class ModelIndex:
         """(n,) bool, numpy; the others slide."""
         self.qpos_of = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
         """Joint name -> first column of `qpos`."""
+        self.dof_of = {model.joint(i).name: int(model.jnt_dofadr[i]) for i in range(model.njnt)}
+        """Joint name -> first column of `qvel`."""
         self.joint_of = {model.joint(i).name: i for i in range(model.njnt)}
         """Joint name -> row of `xaxis` and `xanchor`."""
         self.slides = {model.joint(i).name for i in range(model.njnt) if model.jnt_type[i] == slide}
         self.mocap_of = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
         """Body name -> row of `mocap_pos`; -1 if it is no mocap body."""
-        arm_root = model.body_rootid[model.jnt_bodyid[joints[0]]]
+        root = model.body_rootid[self.tool_body]
         self.tracked = {
             model.body(i).name: _tracked(model, i)
             for i in range(1, model.nbody)
-            if model.body_rootid[i] != arm_root and (model.body_mocapid[i] >= 0 or model.body_jntnum[i] > 0)
+            if model.body_rootid[i] != root and (model.body_mocapid[i] >= 0 or model.body_jntnum[i] > 0)
         }
-        """Body name -> what a tracker would see: all but the arm that moves or is put somewhere."""
+        """Body name -> what a tracker would see: all but the robot that moves or is put somewhere."""
         self._turns = asarray(self.is_hinge.astype(float)[:, None])
         self._all_turn = bool(self.is_hinge.all())
 

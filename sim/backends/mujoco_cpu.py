@@ -29,6 +29,7 @@ from robot_rl.sim.config import MANY_SIMS
 from robot_rl.sim.robots.robot import RobotNames
 
 _POSITION_AND_VELOCITY = int(mujoco.mjtStage.mjSTAGE_VEL.value)
+_ALL = int(mujoco.mjtStage.mjSTAGE_ACC.value)
 
 
 class MujocoCpu:
@@ -60,6 +61,8 @@ class MujocoCpu:
         """
         self.model = model = compile_scene(spec, robot, quantities)
         self.xp, self._robot = namespace_of(array), robot
+        # Sensors of actuators that have a state of their own are current only after the last stage.
+        self._stage = _ALL if model.na else _POSITION_AND_VELOCITY
         self.timestep_s = float(model.opt.timestep)
         self.cameras = tuple(model.camera(i).name for i in range(model.ncam))
         self.batch = _batch(model, num_sims, num_threads)
@@ -101,7 +104,7 @@ class MujocoCpu:
         A simulation diverges when MuJoCo warns: of a bad state, control or acceleration, or that it
         ran out of contact or constraint memory.
         """
-        self.batch.step(None if mask is None else np.asarray(mask), num_substeps, _POSITION_AND_VELOCITY)
+        self.batch.step(None if mask is None else np.asarray(mask), num_substeps, self._stage)
         diverged = self._warnings.any(axis=1)
         # From zero each time: MuJoCo puts a bad state back itself, and its counters with it.
         self._warnings[:] = 0
@@ -117,7 +120,7 @@ class MujocoCpu:
         self.state[ids] = self._default_row
 
     def forward(self, ids: Array | None = None) -> None:
-        self.batch.forward(None if ids is None else np.asarray(ids), _POSITION_AND_VELOCITY)
+        self.batch.forward(None if ids is None else np.asarray(ids), self._stage)
 
     def tool_orientation(self, posture_rad: Sequence[float]) -> Array:
         return self.asarray(tool_orientation(self.model, self._robot, posture_rad))

@@ -257,6 +257,9 @@ class MujocoWarp:
         mjw.sensor_pos(m, d)
         mjw.com_vel(m, d)
         mjw.sensor_vel(m, d)
+        if self.model.na:  # sensors of actuators that have a state of their own
+            mjw.fwd_actuation(m, d)
+            mjw.sensor_acc(m, d)
 
     def _capture(self, work: Callable[[], None]) -> Any:
         """Returns a graph of the work. The collector rests: a graph freed in a capture would break it."""

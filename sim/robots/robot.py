@@ -1,30 +1,74 @@
 """A robot as tasks see it: element names, limits and a function that builds its model.
 
-One convention holds for every robot's tool site: the origin lies between the finger tips, z is
-the approach direction (out of the hand), y the direction the fingers open along.
+A robot is joints with position servos, some of which form arms, and end effectors. An action moves the tool
+of each arm; a joint of no arm has an element of its own, and so has an end effector. Five kinds of bodies
+differ in which of these they have:
+
+    arm         one arm of all joints, a gripper or none
+    mobile_arm  the joints of a base, one arm, its gripper
+    two_arms    two arms, their grippers
+    hand        joints alone
+    rotors      end effectors alone, on a body that moves freely
+
+One convention holds for the tool site of every arm: the origin lies between the finger tips, z is the
+approach direction (out of the hand), y the direction the fingers open along. The tool site of a hand is in
+its palm, that of rotors in the middle of their body.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import mujoco
 
-from robot_rl.core.errors import ModelError, nearest
+from robot_rl.core.errors import ConfigError, ModelError, nearest
 from robot_rl.hal.safety import SafetyLimits
 
 Floats = tuple[float, ...]
+Kind = Literal["arm", "mobile_arm", "two_arms", "hand", "rotors"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A chain of joints with a tool at its end."""
+
+    name: str = ""
+    """Begins the names of its actions, such as `left_` of `left_tool.dx`."""
+    joints: tuple[str, ...]
+    """Base to tool."""
+    tool_site: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effector:
+    """What one number works: a gripper, or a rotor."""
+
+    name: str
+    """Of its element of the action."""
+    actuator: str
+    low: float
+    """Control value of the action -1: a gripper is shut, a rotor stands."""
+    high: float
+    """Control value of the action +1."""
+    home: float
+    """Control value at the beginning of an episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobotNames:
-    """One arm, with a gripper or with none: names in its MJCF, limits and home pose."""
+    """A body of one of the kinds: names in its MJCF, limits and home pose."""
 
     name: str
     """Name in the registry and in configuration."""
+    kind: Kind = "arm"
     arm_joints: tuple[str, ...]
-    """Joints of the arm, hinges or slides, base to tool."""
+    """Joints with position servos, hinges or slides: first those of no arm, then each arm's, base to tool."""
     arm_actuators: tuple[str, ...]
     """Position servos of the arm joints, same order; control in rad, in m for a slide."""
+    arms: tuple[Arm, ...] = ()
+    """Left out of kind `arm`, which is one arm of all joints. `all_arms` has those of any kind."""
+    effectors: tuple[Effector, ...] = ()
+    """Left out of kind `arm`, whose gripper the next fields describe. `all_effectors` has those of any."""
     gripper_actuator: str = ""
     """The one position servo of the gripper; empty, like all of the gripper's fields, if there is none."""
     gripper_open: float = 0.0
@@ -32,15 +76,16 @@ class RobotNames:
     gripper_closed: float = 0.0
     """Control value that closes it."""
     finger_joints: tuple[str, ...] = ()
-    """Joints the gripper moves."""
+    """Joints that grippers move."""
     tool_site: str
-    """Site between the finger tips, or at the tip of a bare tool: z approaches, y is where fingers open."""
+    """Site between the finger tips, or at the tip of a bare tool: z approaches, y is where fingers open. Of
+    several arms that of the first."""
     home_rad: Floats
     """Arm joint positions at rest: the gripper above the table, pointing down."""
     gripper_home: float = 0.0
     """Gripper control value at rest."""
     limits: SafetyLimits
-    """Limits of the arm; the compiled model's are equal (a test says so)."""
+    """Limits of the joints; the compiled model's are equal (a test says so)."""
 
     def __post_init__(self) -> None:
         num_joints = len(self.arm_joints)
@@ -52,7 +97,8 @@ class RobotNames:
         for name, size in sizes.items():
             if size != num_joints:
                 raise ModelError(f"robot {self.name}: {name} has {size} entries for {num_joints} arm joints.")
-        if bool(self.gripper_actuator) != bool(self.finger_joints):
+        self._check_parts()
+        if self.kind == "arm" and bool(self.gripper_actuator) != bool(self.finger_joints):
             raise ModelError(
                 f"robot {self.name}: got gripper_actuator {self.gripper_actuator!r} and finger_joints "
                 f"{list(self.finger_joints)}; a gripper has both, a robot without one neither."
@@ -64,14 +110,56 @@ class RobotNames:
                     f"robot {self.name}: home_rad of {joint} is {home}, allowed is [{lowest}, {highest}]."
                 )
 
+    def _check_parts(self) -> None:
+        """Refuses arms and end effectors that do not make a body of the kind."""
+        at, num_arms = f"robot {self.name}", {"mobile_arm": 1, "two_arms": 2}.get(self.kind, 0)
+        if len(self.arms) != num_arms:
+            raise ModelError(f"{at}: got {len(self.arms)} entries of arms, kind {self.kind} has {num_arms}.")
+        if (self.kind == "rotors") != bool(self.effectors) and self.kind in ("arm", "hand", "rotors"):
+            word = "at least one" if self.kind == "rotors" else "none"
+            raise ModelError(f"{at}: got {len(self.effectors)} effectors, kind {self.kind} has {word}.")
+        if (self.kind == "rotors") == bool(self.arm_joints):
+            word = "none" if self.kind == "rotors" else "at least one"
+            raise ModelError(f"{at}: got {len(self.arm_joints)} arm_joints, kind {self.kind} has {word}.")
+        in_arms = tuple(joint for arm in self.arms for joint in arm.joints)
+        if in_arms != self.arm_joints[self.num_arm_joints - len(in_arms) :]:
+            raise ModelError(
+                f"{at}: arm_joints must end with the joints of the arms, {list(in_arms)}, got "
+                f"{list(self.arm_joints)}."
+            )
+
+    @property
+    def all_arms(self) -> tuple[Arm, ...]:
+        """The arms of a robot of any kind."""
+        if self.kind == "arm":
+            return (Arm(joints=self.arm_joints, tool_site=self.tool_site),)
+        return self.arms
+
+    @property
+    def all_effectors(self) -> tuple[Effector, ...]:
+        """The end effectors of a robot of any kind."""
+        if self.kind != "arm" or not self.gripper_actuator:
+            return self.effectors
+        closed, opened = self.gripper_closed, self.gripper_open
+        return (
+            Effector(name="gripper", actuator=self.gripper_actuator, low=closed, high=opened, home=opened),
+        )
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names in quantities of the tools that move: `tool`, or those of two arms by their sites."""
+        if self.kind == "hand":
+            return ()
+        return tuple(arm.tool_site for arm in self.arms) if len(self.arms) > 1 else ("tool",)
+
     @property
     def num_arm_joints(self) -> int:
         return len(self.arm_joints)
 
     @property
-    def gripper_actuators(self) -> tuple[str, ...]:
-        """The gripper's servo, or nothing."""
-        return (self.gripper_actuator,) if self.gripper_actuator else ()
+    def effector_actuators(self) -> tuple[str, ...]:
+        """The actuators of the end effectors: of an arm the gripper's servo, or nothing."""
+        return tuple(effector.actuator for effector in self.all_effectors)
 
     def own_elements(self, beginnings: tuple[str, ...]) -> tuple[str, ...]:
         """Returns beginnings of names of the state, `joint` and `finger` replaced by this robot's joints.
@@ -85,10 +173,25 @@ class RobotNames:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot(RobotNames):
-    """One arm, and how to build it."""
+    """A body, and how to build it."""
 
     build: Callable[[], mujoco.MjSpec]
     """Returns a fresh spec of the robot alone: base at the origin, z up, no scene."""
+
+
+def require_arm(robot: RobotNames, what: str, *, at: str = "robot") -> None:
+    """Refuses a robot that is not a single arm.
+
+    Args:
+        robot: what is refused.
+        what: needs an arm.
+        at: begins the message.
+
+    Raises:
+        ConfigError: says the kind.
+    """
+    if robot.kind != "arm":
+        raise ConfigError(f"{at}: got {robot.name}, of kind {robot.kind}; {what} needs one of kind arm.")
 
 
 def check_names(robot: RobotNames, spec: mujoco.MjSpec, *, actuators: bool = True) -> None:
@@ -96,8 +199,8 @@ def check_names(robot: RobotNames, spec: mujoco.MjSpec, *, actuators: bool = Tru
     wanted = [("joint", (*robot.arm_joints, *robot.finger_joints), spec.joints)]
     if actuators:
         wanted += [
-            ("actuator", (*robot.arm_actuators, *robot.gripper_actuators), spec.actuators),
-            ("site", (robot.tool_site,), spec.sites),
+            ("actuator", (*robot.arm_actuators, *robot.effector_actuators), spec.actuators),
+            ("site", (robot.tool_site, *(arm.tool_site for arm in robot.arms)), spec.sites),
         ]
     for kind, names, elements in wanted:
         existing = [element.name for element in elements if element.name]

@@ -407,7 +407,7 @@ def _check_servos(robot: RobotNames, spec: mujoco.MjSpec) -> None:
     forces = {actuator.name: any(actuator.forcerange) for actuator in spec.actuators}
     if not forces:
         found = "the model has no actuators"
-    elif not forces.keys() & {*robot.arm_actuators, *robot.gripper_actuators}:
+    elif not forces.keys() & {*robot.arm_actuators, *robot.effector_actuators}:
         found = f"none of arm_actuators is among the model's actuators, {', '.join(forces)}"
     elif free := [name for name in robot.arm_actuators if not forces.get(name, True)]:
         found = f"no forcerange limits the force of {', '.join(free)}"

@@ -1,4 +1,7 @@
-"""The rules of robots, one function each; `robot_rl.sim.conformance` runs them. n arm joints."""
+"""The rules of robots, one function each; `robot_rl.sim.conformance` runs them. n arm joints.
+
+Those of tool, fingers and single joints are of robots of kind `arm`.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,11 @@ class StandingRobot:
         for joint, actuator, home in zip(robot.arm_joints, robot.arm_actuators, robot.home_rad, strict=True):
             self.state.joint(joint).qpos = home
             self.state.actuator(actuator).ctrl = home
-        for name in robot.gripper_actuators:  # the fingers are on their way: the arm stands nevertheless
-            self.state.actuator(name).ctrl = robot.gripper_home
+        for effector in robot.all_effectors:  # fingers are on their way: the arm stands nevertheless
+            number = self.model.actuator(effector.actuator).id
+            self.state.ctrl[number] = effector.home
+            if self.model.actuator_actnum[number]:
+                self.state.act[self.model.actuator_actadr[number]] = effector.home
         mujoco.mj_forward(self.model, self.state)
 
     def simulate(self, duration_s: float) -> None:
@@ -59,22 +65,27 @@ def stands_at_home(standing: StandingRobot) -> None:
     )
 
 
-def is_one_arm_without_a_scene(standing: StandingRobot) -> None:
+def is_one_body_without_a_scene(standing: StandingRobot) -> None:
     """Tasks bring scene, lights and cameras; every actuator and every joint has an owner."""
     model, robot = standing.model, standing.robot
     others = (int(model.ncam), int(model.nlight), int(model.nkey))
     require(others == (0, 0, 0), f"{standing.at}: cameras, lights, keyframes", others, "none: set model.keep")
     require(
-        model.nu == len(robot.arm_actuators) + len(robot.gripper_actuators),
+        model.nu == len(robot.arm_actuators) + len(robot.effector_actuators),
         f"{standing.at}: actuators",
         [model.actuator(i).name for i in range(model.nu)],
         "those that the robot names",
     )
     couples = model.eq_type == mujoco.mjtEq.mjEQ_JOINT
+    flies = robot.kind == "rotors"
     named = {*robot.arm_joints, *robot.finger_joints}
     led = {*model.eq_obj1id[couples].tolist()}
     loose = [
-        model.joint(i).name for i in range(model.njnt) if i not in led and model.joint(i).name not in named
+        model.joint(i).name
+        for i in range(model.njnt)
+        if i not in led
+        and model.joint(i).name not in named
+        and not (flies and model.jnt_type[i] == mujoco.mjtJoint.mjJNT_FREE)
     ]
     require(
         not loose, f"{standing.at}: joints that nothing moves", loose, "none: name them, or take them out"
@@ -91,6 +102,8 @@ def is_one_arm_without_a_scene(standing: StandingRobot) -> None:
 
 def tool_points_down_at_home(standing: StandingRobot) -> None:
     """Actions hold the orientation of home: z down, x forward."""
+    if standing.robot.kind != "arm":
+        return
     _, world_from_tool = standing.tool()
     for axis, column, need in (("z", 2, (0.0, 0.0, -1.0)), ("x", 0, (1.0, 0.0, 0.0))):
         got = world_from_tool[:, column]
@@ -105,7 +118,7 @@ def tool_points_down_at_home(standing: StandingRobot) -> None:
 def fingers_open_along_y(standing: StandingRobot) -> None:
     """The tool's y axis is the line on which the fingers open."""
     robot, model = standing.robot, standing.model
-    if not robot.finger_joints:
+    if robot.kind != "arm" or not robot.finger_joints:
         return
     body = int(model.joint(robot.finger_joints[0]).bodyid[0])
     closed, opened = (_finger_m(standing, body, end) for end in (robot.gripper_closed, robot.gripper_open))
@@ -131,6 +144,8 @@ def _finger_m(standing: StandingRobot, body: int, position: float) -> Array:
 
 def every_arm_joint_moves_the_tool(standing: StandingRobot) -> None:
     """A joint that moves nothing is not of the arm."""
+    if standing.robot.kind != "arm":
+        return
     before = np.concatenate([each.ravel() for each in standing.tool()])
     for name in standing.robot.arm_joints:
         joint = standing.state.joint(name)
@@ -150,7 +165,7 @@ def every_arm_joint_moves_the_tool(standing: StandingRobot) -> None:
 def one_command_closes_all_fingers(standing: StandingRobot) -> None:
     """The gripper's one servo brings every finger to both ends."""
     robot, state = standing.robot, standing.state
-    if not robot.gripper_actuator:
+    if robot.kind != "arm" or not robot.gripper_actuator:
         return
     standing.simulate(1.0)
     travel = abs(robot.gripper_open - robot.gripper_closed)
@@ -171,7 +186,7 @@ ROBOT_RULES: dict[str, Callable[[StandingRobot], None]] = {
     rule.__name__: rule
     for rule in (
         stands_at_home,
-        is_one_arm_without_a_scene,
+        is_one_body_without_a_scene,
         tool_points_down_at_home,
         fingers_open_along_y,
         every_arm_joint_moves_the_tool,

@@ -75,7 +75,7 @@ class ServoCheck:
     def unlike_servos(self) -> list[str]:
         """Returns the actuators that are no position servos: a target would be their torque."""
         model, found = self._model, []
-        for name in (*self._robot.arm_actuators, *self._robot.gripper_actuators):
+        for name in (*self._robot.arm_actuators, *self._robot.effector_actuators):
             actuator = model.actuator(name)
             follows = actuator.biasprm[1] < 0.0 and np.isclose(-actuator.biasprm[1], actuator.gainprm[0])
             found += [] if follows else [name]
@@ -198,7 +198,7 @@ class ServoCheck:
         data.ctrl[self._ctrl] = pose
         for name in self._robot.finger_joints:
             data.joint(name).qpos[:] = self._robot.gripper_home
-        for name in self._robot.gripper_actuators:
+        for name in self._robot.effector_actuators:
             data.actuator(name).ctrl = self._robot.gripper_home
         mujoco.mj_forward(model, data)
         return data

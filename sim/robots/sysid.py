@@ -213,7 +213,7 @@ class _Problem:
         servos = [model.actuator(name).id for name in self._robot.arm_actuators]
         controls = np.zeros((len(self._step_s), model.nu))
         controls[:, servos] = _mean_held(self._step_s, timestep_s, log.target_s - log.begin_s, log.target_rad)
-        for name in self._robot.gripper_actuators:
+        for name in self._robot.effector_actuators:
             controls[:, model.actuator(name).id] = log.gripper
         names = [f"{joint}.pos" for joint in self._robot.arm_joints]
         measured = series.from_names(self.times_s, self.measured_rad, model, names=names)

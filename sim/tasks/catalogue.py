@@ -27,11 +27,11 @@ def update(document: Path) -> None:
 
 
 def row(name: str) -> str:
-    """Returns a task's line of the table; runs its expert for `EPISODES` episodes."""
+    """Returns a task's line of the table; runs its expert, if it has one, for `EPISODES` episodes."""
     task: Task = resolve("task", name)()
     env = SimVectorEnv(EnvConfig(task=name), EPISODES, autoreset="disabled")
     what, randomised, success = described(task)
-    share = f"{100 * expert_success(env):.0f} %"
+    share = f"{100 * expert_success(env):.0f} %" if task.has_expert() else "none"
     sizes = f"{len(env.state_names)}, {len(env.action_names)}"
     robot = "" if task.default_robot == Task.default_robot else f" (on `{task.default_robot}`)"
     horizon = f"{task.horizon_s:g} s"

@@ -8,7 +8,7 @@ from robot_rl.core.registry import table
 from robot_rl.sim.robots.catalog import ROBOT_FILES
 from robot_rl.sim.robots.loading import load_robot
 
-ROBOTS = sorted(table("robot"))
+ROBOTS = sorted(name for name in table("robot") if (ROBOT_FILES / f"{name}.yaml").is_file())
 
 
 @pytest.mark.parametrize("name", ROBOTS)

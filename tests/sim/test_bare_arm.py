@@ -33,7 +33,7 @@ def make(task: str, robot: str, num_envs: int = 16, horizon_s: float | None = No
 
 def test_its_file_names_no_gripper(bare: str) -> None:
     robot = load_robot(bare)
-    assert (robot.gripper_actuators, robot.finger_joints) == ((), ())
+    assert (robot.effector_actuators, robot.finger_joints) == ((), ())
     model = robot.build().compile()
     assert (model.nu, model.njnt) == (6, 6)
 

@@ -17,7 +17,7 @@ from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 SIX_AXES = ("panda", "viperx")
 """Arms that can hold any orientation; so_arm100 has five joints."""
-ROBOTS = sorted(table("robot"))
+ROBOTS = sorted(name for name in table("robot") if load_robot(name).kind == "arm")
 UPRIGHT = sorted(set(ROBOTS) - {"so_arm100"})
 
 
@@ -154,13 +154,13 @@ def test_joint_deltas_are_leads_over_the_measured_position() -> None:
     action = np.array([[1.0, -1.0, 0.5, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0, -1.0]], np.float32)
     expected = [[0.4, -0.1, 0.25, 0.5], [0.4, 0.1, 0.2, 0.5]]  # position + 0.1 * action
     np.testing.assert_allclose(controller.targets(action, position), expected, atol=1e-12)
-    np.testing.assert_allclose(controller.gripper(action), [0.04, 0.0])  # open 4 cm, closed 0
+    np.testing.assert_allclose(controller.effectors(action)[:, 0], [0.04, 0.0])  # open 4 cm, closed 0
 
 
 def test_a_shut_gripper_is_no_part_of_the_action() -> None:
     controller = controller_of(Control(gripper="shut"))
     assert controller.action_names == ("tool.dx", "tool.dy", "tool.dz", "tool.yaw")
-    np.testing.assert_allclose(controller.gripper(np.ones((2, 4), np.float32)), [0.0, 0.0])
+    np.testing.assert_allclose(controller.effectors(np.ones((2, 4), np.float32))[:, 0], [0.0, 0.0])
 
 
 def test_the_gantrys_joints_are_its_tools_coordinates() -> None:

@@ -48,7 +48,7 @@ def test_along_a_rollout_it_is_the_simulation(task: str) -> None:
         targets, gripper = mirror.targets(action)
         here = env.controller.joint_positions()
         assert targets == pytest.approx(env.controller.targets(action, here), abs=1e-9)
-        assert gripper == env.controller.gripper(action)
+        assert gripper == env.controller.effectors(action)[:, 0]
         obs, reward, terminated, _, infos = env.step(action)
         mirror.show(*measured(env, mirror))
         success, _, mirrored = mirror.judge()

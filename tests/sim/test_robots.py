@@ -20,6 +20,7 @@ from robot_rl.sim.robots.robot import check_names
 from robot_rl.sim.robots.robot_rules import StandingRobot
 
 ROBOTS = sorted(table("robot"))
+ARMS = [name for name in ROBOTS if load_robot(name).kind == "arm"]
 
 ARM_MJCF = """
 <mujoco><compiler angle="radian"/>
@@ -89,7 +90,7 @@ def test_keeps_the_rules(rule: str, name: str) -> None:
 @pytest.mark.parametrize("name", ROBOTS)
 def test_a_shipped_robot_stands_at_the_origin_and_has_no_other_joint(name: str) -> None:
     robot, model = load_robot(name), StandingRobot(load_robot(name)).model
-    assert model.njnt == len(robot.arm_joints) + len(robot.finger_joints)
+    assert model.njnt == len(robot.arm_joints) + len(robot.finger_joints) + (robot.kind == "rotors")
     assert np.flatnonzero(model.body_parentid == 0).tolist() == [0, 1]  # the world and one base
     np.testing.assert_array_equal(model.body_pos[1], 0.0)
 
@@ -97,7 +98,7 @@ def test_a_shipped_robot_stands_at_the_origin_and_has_no_other_joint(name: str) 
 @pytest.mark.parametrize(
     ("replacements", "rule", "message"),
     [
-        ((("  keep: base\n", ""),), "is_one_arm_without_a_scene",
+        ((("  keep: base\n", ""),), "is_one_body_without_a_scene",
          r"robot toy: cameras, lights, keyframes: got \(0, 1, 0\), need none: set model\.keep"),
         # The tool points up: at home_rad 0.1 its z axis is (sin 0.1, 0, cos 0.1).
         ((), "tool_points_down_at_home",

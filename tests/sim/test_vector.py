@@ -179,9 +179,7 @@ def test_who_is_sent_the_executed_targets_goes_the_same_way() -> None:
             wanted = other.controller.targets(np.clip(action, -1, 1), position)
             sent = infos["executed_target_rad"] if other is twin else wanted
             other._ctrl[:, other.index.arm_ctrl] = sent
-            other._ctrl[:, other.index.gripper_ctrl] = other.controller.gripper(np.clip(action, -1, 1))[
-                :, None
-            ]
+            other._ctrl[:, other.index.effector_ctrl] = other.controller.effectors(np.clip(action, -1, 1))
             other.backend.step(other.num_substeps)
         np.testing.assert_array_equal(on_cpu(twin.backend).state, on_cpu(env.backend).state)
     assert limited > 60  # of 120: that which was asked leads elsewhere
