@@ -156,7 +156,9 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"'genesis', which is not installed.*pip install -e '.\[genesis\]'"):
+    with pytest.raises(
+        ConfigError, match=r"'genesis', which is not installed.*pip install -e '.\[genesis\]'"
+    ):
         Genesis(GANTRY.build(), GANTRY, [], 1)
 
 
