@@ -41,8 +41,8 @@ from robot_rl.sim.robots.robot import RobotNames
 _ACCESSOR = "genesis.engine.solvers.rigid.abd.accessor"
 _TILT_RAD, _MERGED = 0.03, 0.1
 """To find all contacts of two shapes Genesis tilts them by so much, and takes points nearer than this share
-of their size for one. With its own 0.001, for both, a capsule at an angle on a face has one contact where MuJoCo
-has two, and a grasped cube turns."""
+of their size for one. With its own 0.001, for both, a capsule at an angle on a face has one contact where
+MuJoCo has two, and a grasped cube turns."""
 _ROWS = {"mocap_pos": 3, "mocap_quat": 4, "xfrc_applied": 6}
 """Fields of the state that have rows, and their lengths; a scene without mocap bodies has none of theirs."""
 _EXPANDABLE = (
