@@ -15,7 +15,7 @@ from robot_rl.sim.domain_config import DomainConfig
 
 Looks = Literal["fixed", "varied", "held_out"]
 """How a scene looks, see `sim/looks.py`."""
-Engine = Literal["mujoco", "mujoco_warp"]
+Engine = Literal["mujoco", "mujoco_warp", "genesis"]
 """What simulates, see `sim/backends/`."""
 OWN_WORDS = "task"
 """The `instruction` that is the task's own."""
@@ -134,10 +134,11 @@ class EnvConfig:
     """`varied`: every episode draws colours, lights, camera poses and the places of things in the background;
     `held_out`: from beyond those ranges, for evaluation."""
     engine: Engine = "mujoco"
-    """What simulates: `mujoco` on the CPU in double precision, or `mujoco_warp` in single precision,
-    thousands of simulations on a GPU. Evaluations are made on the CPU."""
+    """What simulates: `mujoco` on the CPU in double precision; `mujoco_warp` in single precision, thousands
+    of simulations on a GPU; `genesis` likewise, without pictures. Evaluations are made on the CPU."""
     engine_device: str | None = None
-    """Of mujoco_warp: `cuda`, `cuda:1`, or `cpu` for tests; if null the first GPU, or the CPU without one."""
+    """But for mujoco: `cuda`, `cuda:1`, or `cpu` for tests; if null the first GPU, or the CPU without one.
+    Of genesis `cuda` is the first GPU."""
     resets: ResetsConfig = field(default_factory=ResetsConfig)
     num_threads: int = 0
     """Threads that simulate, and threads that draw; all cores if 0."""

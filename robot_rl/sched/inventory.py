@@ -28,7 +28,7 @@ _SIMULATORS = (
     ("mujoco", "mujoco", frozenset({"set_state", "fork", "render", "batch"}), "cpu"),
     ("mujoco_warp", "mujoco-warp", frozenset({"set_state", "fork", "batch"}), "gpu"),
     ("gymnasium", "gymnasium", frozenset[str](), "cpu"),
-    ("genesis", "genesis-world", frozenset({"set_state", "render", "batch"}), "gpu"),
+    ("genesis", "genesis-world", frozenset({"set_state", "batch"}), "gpu"),
 )
 _NVIDIA_SMI_TIMEOUT_S = 10.0
 _version = functools.cache(version)  # every env asks, and to parse the metadata of MuJoCo takes 4 ms

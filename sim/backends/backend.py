@@ -1,6 +1,7 @@
 """What a physics engine must offer to run a task; this module is free of MuJoCo.
 
-Two engines do: `mujoco_cpu.py` in double precision, `mujoco_warp.py` in single precision on a GPU.
+Three engines do: `mujoco_cpu.py` in double precision, `mujoco_warp.py` in single precision on a GPU, and
+`genesis.py`, whose formulas are MuJoCo's and whose contacts are its own.
 
 A scene is an MJCF file, which every engine loads. The back end compiles the names of what a task observes
 (docs/tasks.md, "Names of quantities") and hands out arrays. B simulations, the leading axis of every array.

@@ -41,6 +41,11 @@ def make_backend(
     """
     if config.engine == "mujoco":
         return MujocoCpu(scene, robot, quantities, num_sims, config.num_threads, array=array)
+    if config.engine == "genesis":
+        from robot_rl.sim.backends.genesis import Genesis  # torch
+
+        device = config.engine_device
+        return Genesis(scene, robot, quantities, num_sims, device=device, scene=config.task)
     from robot_rl.sim.backends.mujoco_warp import MujocoWarp  # torch, warp
 
     return MujocoWarp(scene, robot, quantities, num_sims, device=config.engine_device)

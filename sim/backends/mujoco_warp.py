@@ -31,6 +31,7 @@ from robot_rl.sim.backends.scene_model import (
     locate,
     sensor_columns,
     servo_time_s,
+    state_columns,
     tool_orientation,
 )
 from robot_rl.sim.cameras import Camera, Renderer, Renderers
@@ -41,23 +42,6 @@ logger = logging.getLogger(__name__)
 CONTACTS, ROWS = 32, 128
 """Room for contacts and constraint rows of a simulation; the engine's own guess ignores the scene."""
 _GROWTH = 4
-_STATES = {
-    "TIME": "time",
-    "QPOS": "qpos",
-    "QVEL": "qvel",
-    "ACT": "act",
-    "HISTORY": "history",
-    "WARMSTART": "qacc_warmstart",
-    "CTRL": "ctrl",
-    "QFRC_APPLIED": "qfrc_applied",
-    "XFRC_APPLIED": "xfrc_applied",
-    "EQ_ACTIVE": "eq_active",
-    "MOCAP_POS": "mocap_pos",
-    "MOCAP_QUAT": "mocap_quat",
-    "USERDATA": "userdata",
-    "PLASTIC": "plastic",
-}
-"""Bit of mjtState -> field of the data."""
 _FROM_MASSES = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0")
 """Constants that follow from masses and inertias: one a simulation where these are."""
 
@@ -126,14 +110,10 @@ class MujocoWarp:
 
     def _state_parts(self) -> list[Any]:
         """Returns the fields of a state, (B, k) each and live, in the order of MuJoCo's rows."""
-        whole, parts = mujoco.mjtState.mjSTATE_INTEGRATION.value, list[Any]()
-        bits = {name: getattr(mujoco.mjtState, f"mjSTATE_{name}", None) for name in _STATES}
-        for name, bit in sorted(
-            ((name, bit.value) for name, bit in bits.items() if bit is not None), key=lambda at: at[1]
-        ):
-            if bit & whole and mujoco.mj_stateSize(self.model, bit):
-                parts.append(self.bind(_STATES[name]).reshape(self.num_sims, -1))
-        got, need = sum(part.shape[1] for part in parts), mujoco.mj_stateSize(self.model, whole)
+        columns = state_columns(self.model)
+        parts: list[Any] = [self.bind(field).reshape(self.num_sims, -1) for field in columns]
+        got = sum(part.shape[1] for part in parts)
+        need = mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION.value)
         if got != need:
             raise ConfigError(
                 f"env.engine: mujoco_warp keeps {got} of the {need} numbers of this scene's state, perhaps "

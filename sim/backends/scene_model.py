@@ -29,6 +29,23 @@ _COUNTS = {
     "site": "nsite",
 }
 """First word of a field's name -> the size of its list of names."""
+_STATES = {
+    "TIME": "time",
+    "QPOS": "qpos",
+    "QVEL": "qvel",
+    "ACT": "act",
+    "HISTORY": "history",
+    "WARMSTART": "qacc_warmstart",
+    "CTRL": "ctrl",
+    "QFRC_APPLIED": "qfrc_applied",
+    "XFRC_APPLIED": "xfrc_applied",
+    "EQ_ACTIVE": "eq_active",
+    "MOCAP_POS": "mocap_pos",
+    "MOCAP_QUAT": "mocap_quat",
+    "USERDATA": "userdata",
+    "PLASTIC": "plastic",
+}
+"""Bit of mjtState -> field of the data."""
 
 
 def compile_scene(spec: mujoco.MjSpec, robot: RobotNames, quantities: Sequence[str]) -> mujoco.MjModel:
@@ -46,6 +63,19 @@ def sensor_columns(model: mujoco.MjModel) -> dict[str, slice]:
     """Returns sensor name -> columns of `sensordata`."""
     first, size = model.sensor_adr, model.sensor_dim
     return {model.sensor(i).name: slice(int(first[i]), int(first[i] + size[i])) for i in range(model.nsensor)}
+
+
+def state_columns(model: mujoco.MjModel) -> dict[str, slice]:
+    """Returns field of the data -> its columns in a row of mjSTATE_INTEGRATION, where it has any."""
+    bits = {name: getattr(mujoco.mjtState, f"mjSTATE_{name}", None) for name in _STATES}
+    known = sorted(((bit.value, name) for name, bit in bits.items() if bit is not None))
+    columns, first = dict[str, slice](), 0
+    for bit, name in known:
+        size = mujoco.mj_stateSize(model, bit) if bit & mujoco.mjtState.mjSTATE_INTEGRATION.value else 0
+        if size:
+            columns[_STATES[name]] = slice(first, first + size)
+            first += size
+    return columns
 
 
 def locate(model: mujoco.MjModel, field: str, element: str) -> tuple[int, Floats]:
