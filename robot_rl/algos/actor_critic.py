@@ -6,6 +6,12 @@ A squashed Gaussian with automatic temperature is SAC (Haarnoja et al. 2018), a 
 with noise on the target's action TD3 (Fujimoto et al. 2018); with layer norm and the smallest of two
 drawn critics RLPD (Ball et al. 2023); with batch norm and no target critics CrossQ (Bhatt et al. 2024).
 
+XQC (Palenicek et al. 2025): batch norm, weight normalisation and cross-entropy over atoms. Here the weights
+of each hidden unit of the critics are scaled to norm 1, at first and after each update; Adam's moments stay.
+Own choices, made without the paper's details: batch norm stands behind the ReLU as in `crossq`, so a unit has
+a bias, which is scaled along; the last layer and the actor keep their weights; there are no target critics;
+rewards are not normalised, so the atoms have to hold the env's returns.
+
 Pictures: an encoder learns from the critics' loss alone, on randomly shifted pictures. The actor reads the
 features without gradient, and the target reads those of the same encoder (DrQ-v2, Yarats et al. 2022,
 section 3.1): there is no slow copy of it. Deviations: one frame and the measured state instead of three
@@ -119,6 +125,8 @@ class ActorCritic(Learner):
         head = make_head(critic.value, num=critic.num, atoms=critic.atoms, low=critic.low, high=critic.high)
         size = {"num": critic.num, "width": critic.width, "depth": critic.depth, **_norms(critic.norm)}
         self.critics = Critics(feature_dim, action_dim, head=head, **size, **common).to(device)
+        if critic.unit_weights:
+            self.critics.scale_to_unit_weights()
         self._targets = self.critics.target() if cfg.critic.target == "ema" else None
         # TD3's target acts as well; SAC's next action is the actor's own.
         self._target_actor = (
@@ -226,6 +234,8 @@ class ActorCritic(Learner):
             following = targets.distribution(steps.next_features, after, drawn, cfg.aggregate)
             error, gradients = critics.td_gradients(steps.features, steps.action, target(following), to_x)
         self._optimisers["critics"].apply(gradients)
+        if cfg.unit_weights:
+            critics.scale_to_unit_weights()
         if to_x is not None:
             self._update_encoder(steps, to_x[:rows, :dim])
         if targets is not None:

@@ -76,6 +76,11 @@ class BatchRenorm(nn.Module):
         through_unit = (grad * kept.unit).mean(dim=1, keepdim=True)
         return (grad - grad.mean(dim=1, keepdim=True)).sub_(kept.unit * through_unit).mul_(kept.rate)
 
+    def rescale(self, factor_NW: Tensor) -> None:
+        """Follows what it reads to (N, W) times as much: its averages of that scale as well."""
+        self.mean *= factor_NW
+        self.variance *= factor_NW.square()
+
     def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the linear layers that do what this one and (weight, bias) after it do, untrained."""
         rate = (self.variance + _EPS).rsqrt() * self.scale.detach()

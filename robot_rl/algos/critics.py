@@ -169,6 +169,22 @@ class EnsembleMLP(nn.Module):
         if self.renorms:
             follow(self._averages(), online._averages(), tau)
 
+    @torch.no_grad()
+    def scale_to_unit_weights(self) -> None:
+        """Scales the weights of each hidden unit, without its bias, to Euclidean norm 1.
+
+        That leaves what a network with batch norm answers, up to the norm's epsilon: the bias is divided by
+        the same length, ReLU(x / c) = ReLU(x) / c, and the batch norm behind it takes c out; its averages
+        are divided, too. Behind the last layer is no norm, so it keeps its weights.
+        """
+        assert self.renorms, "without a batch norm this would be another function"
+        norms = cast("Sequence[BatchRenorm]", self.renorms)[1:]
+        for weight, bias, norm in zip(self._layers[:-2:2], self._layers[1:-2:2], norms, strict=True):
+            inverse_NW = torch.linalg.vector_norm(weight, dim=1).reciprocal_()
+            weight *= inverse_NW.unsqueeze(1)
+            bias *= inverse_NW
+            norm.rescale(inverse_NW)
+
     def _averages(self) -> list[Tensor]:
         norms = (cast("BatchRenorm", norm) for norm in self.renorms)
         return [average for norm in norms for average in (norm.mean, norm.variance)]

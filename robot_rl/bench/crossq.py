@@ -1,9 +1,9 @@
-"""CrossQ and SAC on Gymnasium's Walker2d and Hopper: an external check of the actor-critic code.
+"""CrossQ, SAC and XQC on Gymnasium's Walker2d and Hopper: an external check of the actor-critic code.
 
-Both are recipes of `robot-rl train` on the same envs, one update for each control step. Published returns
-at 100,000 steps (SimbaV2's tables of both, on the -v4 envs, means of several seeds): Walker2d CrossQ 3914,
-SAC 690; Hopper CrossQ 2764, SAC 1103. CrossQ's critics are 2048 wide there; here the width is a setting, and
-the rows have its cost.
+All are recipes of `robot-rl train` on the same envs, with one update for each control step, XQC with two.
+Published returns at 100,000 steps (SimbaV2's tables of CrossQ and SAC, XQC's own curves, on the -v4 envs,
+means of several seeds): Walker2d CrossQ 3914, SAC 690, XQC 3612; Hopper CrossQ 2764, SAC 1103, XQC 2828.
+CrossQ's critics are 2048 wide there; here the width is a setting, and the rows have its cost.
 
 Every run is a process with its own folder. A repeated call resumes interrupted runs.
 """
@@ -30,14 +30,16 @@ from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 
 Array = NDArray[Any]
-Name = Literal["crossq", "sac"]
+Name = Literal["crossq", "sac", "xqc"]
 """Recipes."""
 
 PUBLISHED: dict[tuple[str, str], float] = {
     ("Walker2d-v5", "crossq"): 3914.0,
     ("Walker2d-v5", "sac"): 690.0,
+    ("Walker2d-v5", "xqc"): 3612.0,
     ("Hopper-v5", "crossq"): 2764.0,
     ("Hopper-v5", "sac"): 1103.0,
+    ("Hopper-v5", "xqc"): 2828.0,
 }
 """Mean return at 100,000 steps."""
 
@@ -97,7 +99,7 @@ class Trial:
 def run(
     *,
     envs: tuple[str, ...] = ("Walker2d-v5", "Hopper-v5"),
-    learners: tuple[Name, ...] = ("crossq", "sac"),
+    learners: tuple[Name, ...] = ("crossq", "sac", "xqc"),
     seeds: tuple[int, ...] = (0, 1, 2),
     steps: int = 100_000,
     width: int = 512,
@@ -111,10 +113,10 @@ def run(
 
     Args:
         envs: Gymnasium's names.
-        learners: `crossq`, `sac`.
+        learners: `crossq`, `sac`, `xqc`.
         seeds: of the runs.
-        steps: env steps of each run; one learner update for each after the first twentieth (5,000 at most).
-        width: of CrossQ's critics (2048 in the paper).
+        steps: env steps of each run, the first twentieth (5,000 at most) without learner updates.
+        width: of CrossQ's critics (2048 in the paper) and of XQC's.
         sac_width: of SAC's critics.
         evaluate_every: steps between evaluations; the last one is at the end.
         episodes: episodes of an evaluation, with the mean action.
@@ -131,7 +133,7 @@ def run(
         Trial(
             env=env,
             learner=learner,
-            width=width if learner == "crossq" else sac_width,
+            width=sac_width if learner == "sac" else width,
             seed=seed,
             out=Path(out).resolve(),
             **same,
@@ -147,7 +149,7 @@ def run(
     table = summary(rows)
     write_json(Path(out) / "crossq.json", {"rows": table, "runs": curves})
     return {
-        "title": "CrossQ and SAC, one update per step: return of the mean action",
+        "title": "CrossQ, SAC and XQC, one update per step, XQC two: return of the mean action",
         "rows": table,
         "runs": rows,
         "trivial": [row for env in envs for row in trivial(env, seeds, episodes)],

@@ -41,7 +41,7 @@ BENCHES: dict[str, str] = {
     "ogbench": "success of chunked critics on OGBench's cube tasks, offline and online, h = 5 and h = 1",
     "control": "jitter and latency of control over ROS 2, at 100 and 500 Hz",
     "her": "time to 95 % success on push_cube with demonstrations, compared with SAC and hindsight replay",
-    "crossq": "CrossQ and SAC on Walker2d and Hopper, with their published returns",
+    "crossq": "CrossQ, SAC and XQC on Walker2d and Hopper, with their published returns",
     "physics": "integrators, time steps and contact models: speed, and whether a grasp holds",
 }
 

@@ -48,11 +48,13 @@ def build(
 
 
 CROSSQ: dict[str, Any] = {"norm": "batch", "target": "none"}
+XQC: dict[str, Any] = {**CROSSQ, "value": "c51", "unit_weights": True}
 SETTINGS: dict[str, dict[str, Any]] = {
     "sac": {},
     "td3": {"actor": {"kind": "deterministic"}, "actor_every": 2},
     "rlpd": {"critic": {"norm": "layer", "num": 4, "drawn": 2, "actor_aggregate": "mean"}},
     "crossq": {"actor": {"norm": "batch"}, "critic": CROSSQ, "beta1": 0.5},
+    "xqc": {"actor": {"norm": "batch"}, "critic": XQC, "beta1": 0.5},
     "crossq_td3": {"actor": {"kind": "deterministic", "norm": "batch"}, "critic": CROSSQ},
     "td3_batch": {"actor": {"kind": "deterministic", "norm": "batch"}},
     "fast_sac": {
@@ -83,7 +85,7 @@ def learner_of(name: str, seed: int) -> ActorCritic:
     return build(**settings, seed=seed)
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "crossq", "dsac", "encoder"])
+@pytest.mark.parametrize("name", ["sac", "td3", "crossq", "xqc", "dsac", "encoder"])
 def test_a_resumed_learner_is_the_unbroken_one(name: str) -> None:
     whole, first, second = (learner_of(name, seed) for seed in (0, 0, 7))
     for seed in range(12):
@@ -96,6 +98,8 @@ def test_a_resumed_learner_is_the_unbroken_one(name: str) -> None:
     weights = whole.policy_weights()
     for key, value in weights.items():
         assert value.equal(second.policy_weights()[key]), key
+    for key, value in whole.critics.state_dict().items():
+        assert value.equal(second.critics.state_dict()[key]), key
     if name == "encoder":
         assert not weights["encoder.weight"].equal(Seeing(seed=0).encoder.weight)
 
@@ -126,6 +130,21 @@ def test_a_targets_averages_follow_as_its_weights_do() -> None:
         learner._target_actor.net.follow_online(learner.actor.net, 0.5)
     states = torch.randn(8, 3, generator=Generator().manual_seed(1))
     torch.testing.assert_close(learner._target_actor.mean(states), learner.actor.mean(states))
+
+
+def test_unit_weights_are_units_after_each_update_and_the_last_layer_is_free() -> None:
+    learner = build(**SETTINGS["xqc"])
+    assert learner._targets is None  # present and next rows are normalised as one: no slow averages to scale
+    for seed in range(5):
+        before = [layer.clone() for layer in learner.critics.layers]
+        learner.update(batch(seed))
+        first, _, second, _, last, _ = learner.critics.layers
+        for weight, old in ((first, before[0]), (second, before[2])):
+            assert not weight.equal(old)
+            for each in (weight, old):
+                torch.testing.assert_close(torch.linalg.vector_norm(each, dim=1), torch.ones(2, 64))
+        # Drawn from +-1/8 with 64 inputs: about sqrt(1/3).
+        assert 0.2 < torch.linalg.vector_norm(last, dim=1).mean() < 0.9
 
 
 class Recorded(ActorCritic):
@@ -362,6 +381,10 @@ def test_an_encoder_that_begins_blind_learns_to_see() -> None:
         (
             lambda: CriticConfig(norm="batch"),
             "critic.target: got 'ema', allowed: none with critic.norm batch",
+        ),
+        (
+            lambda: CriticConfig(unit_weights=True),
+            "critic.unit_weights: got True, allowed: false without critic.norm batch",
         ),
         (lambda: CriticConfig(low=1.0, high=1.0), "critic.low: got 1.0, allowed: below critic.high"),
         (lambda: CriticConfig(atoms=1), "critic.atoms: got 1, allowed: 2 or more"),

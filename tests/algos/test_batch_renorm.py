@@ -1,5 +1,6 @@
 """Batch (re)normalisation by hand, its way back against autograd, and critics that learn with it."""
 
+import copy
 from collections.abc import Sequence
 from typing import cast
 
@@ -115,6 +116,48 @@ def test_outside_of_training_it_goes_by_the_averages() -> None:
     expected = torch.autograd.grad((to_out * plain(x)).sum(), x)[0]
     with torch.no_grad():
         torch.testing.assert_close(net.input_gradient(to_out, paths), expected)
+
+
+def test_unit_weights_by_hand() -> None:
+    """Weights (3, 4) and bias 10 become (0.6, 0.8) and 2; the norm that reads the unit sees a fifth of it."""
+    net = EnsembleMLP(2, 1, width=1, depth=1, batchnorm=True, matmul="fp32")
+    weight, bias, last, _ = net.layers
+    reads, behind = norms(net)
+    with torch.no_grad():
+        weight.copy_(torch.tensor([[[3.0], [4.0]]]))
+        bias.fill_(10.0)
+        last.fill_(7.0)
+    for norm_ in (reads, behind):
+        norm_.mean.fill_(20.0)
+        norm_.variance.fill_(50.0)
+    net.scale_to_unit_weights()
+    assert weight.flatten().tolist() == pytest.approx([0.6, 0.8])
+    assert (bias.item(), last.item()) == pytest.approx((2.0, 7.0))
+    assert (behind.mean.item(), behind.variance.item()) == pytest.approx((4.0, 2.0))
+    assert (reads.mean[0].tolist(), reads.variance[0].tolist()) == ([20.0, 20.0], [50.0, 50.0])
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("warm", [False, True])
+def test_unit_weights_answer_as_those_before(
+    trains: bool, warm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epsilon is what a unit's scale is compared with; here it is too small to matter."""
+    monkeypatch.setattr("robot_rl.algos.batch_renorm._EPS", 1e-12)
+    net = network(warmup=0 if warm else 2)
+    x = torch.randn(64, 3, dtype=torch.float64, generator=Generator().manual_seed(3))
+    with torch.no_grad():
+        units = copy.deepcopy(net)
+        units.scale_to_unit_weights()
+        assert not units.layers[0].equal(net.layers[0])
+        for mine, before in zip(units.layers[-2:], net.layers[-2:], strict=True):
+            assert mine.equal(before)
+        torch.testing.assert_close(units.answer(x, trains=trains)[0], net.answer(x, trains=trains)[0])
+
+
+def test_unit_weights_need_a_batch_norm() -> None:
+    with pytest.raises(AssertionError, match="another function"):
+        EnsembleMLP(3, 2, width=6).scale_to_unit_weights()
 
 
 def test_the_joint_pass_trains_on_the_present_rows_alone() -> None:

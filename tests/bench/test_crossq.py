@@ -1,6 +1,7 @@
 """The outside check: runs are those of `train`, finished ones stay, rows by hand, mistakes are named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +47,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Commands:
 
 
 def run(out: Path, **how: Any) -> dict[str, Any]:
-    how = {"envs": ("Pendulum-v1",), "steps": 400, "width": 16, "sac_width": 8, "episodes": 2, **how}
+    two: dict[str, Any] = {"envs": ("Pendulum-v1",), "learners": ("crossq", "sac")}
+    how = {**two, "steps": 400, "width": 16, "sac_width": 8, "episodes": 2, **how}
     return crossq.run(jobs=1, out=str(out), **how)
 
 
@@ -74,9 +76,21 @@ def test_rows_by_hand_and_finished_runs_stay(tmp_path: Path, started: Commands) 
         run(tmp_path, seeds=(4,), width=32, learners=("crossq",))
 
 
+def test_xqc_is_as_wide_as_crossq(tmp_path: Path, started: Commands) -> None:
+    (row,) = run(tmp_path, seeds=(4,), learners=("xqc",))["rows"]
+    assert (started[0]["recipe"], started[0]["method.algorithm.critic.width"]) == ("xqc", "16")
+    assert (row["learner"], row["width"], row["return"], row["published"]) == ("xqc", 16, 10.0, None)
+    hopper = crossq.summary([{**row, "env": "Hopper-v5"}])[0]
+    assert (hopper["published"], hopper["return"]) == (2828.0, 10.0)
+
+
 def test_the_recipes_are_the_papers_settings() -> None:
-    recipes = [load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("crossq", "sac")]
-    ours, theirs = (settings_of(config, DirectSettings).algorithm for config in recipes)
+    recipes = [load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("crossq", "sac", "xqc")]
+    methods = [settings_of(config, DirectSettings) for config in recipes]
+    ours, theirs, xqc = (method.algorithm for method in methods)
+    assert (methods[2].utd, methods[2].batch, methods[2].explore_steps) == (2.0, 256, 5000)
+    atoms = {"value": "c51", "atoms": 101, "low": -500.0, "high": 500.0}
+    assert xqc == replace(ours, critic=replace(ours.critic, **atoms, unit_weights=True))
     assert (ours.critic.norm, ours.critic.target, ours.beta1, ours.actor_every) == ("batch", "none", 0.5, 3)
     assert theirs == DirectSettings().algorithm
 

@@ -142,8 +142,9 @@ def test_an_environment_that_is_not_there_leaves_no_folder(tmp_path: Path) -> No
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_the_recipe() -> None:
-    config = load(RunConfig, ["recipe=crossq", "env.id=Walker2d-v5"], config_name="train")
+@pytest.mark.parametrize("recipe", ["crossq", "xqc"])
+def test_the_recipe(recipe: str) -> None:
+    config = load(RunConfig, [f"recipe={recipe}", "env.id=Walker2d-v5"], config_name="train")
     assert (config.env.name, settings_of(config, DirectSettings).algorithm.critic.target) == (
         "Walker2d-v5",
         "none",

@@ -41,6 +41,8 @@ class CriticConfig:
     """`layer` (RLPD), `batch` (CrossQ, batch renormalisation)."""
     renorm_warmup: int = 100_000
     """Updates before batch norm becomes batch renormalisation."""
+    unit_weights: bool = False
+    """Scales the weights of each hidden unit to norm 1 after each update (XQC); with `norm` batch alone."""
     target: Literal["ema", "none"] = "ema"
     """`ema`: critics that follow give the target; `none`: the critics themselves, in one joint pass."""
     tau: float = 0.005
@@ -65,6 +67,8 @@ class CriticConfig:
         require_fields(self, at, "0 or more", "renorm_warmup")
         follows, allowed = self.norm != "batch" or self.target == "none", "none with critic.norm batch"
         require(follows, at + "target", self.target, f"{allowed}, which sees present and next rows as one")
+        fits, allowed = not self.unit_weights or self.norm == "batch", "false without critic.norm batch"
+        require(fits, at + "unit_weights", self.unit_weights, f"{allowed}, which takes the scale out again")
 
 
 @dataclass(frozen=True, kw_only=True)
