@@ -186,7 +186,7 @@ class Variants:
                 room = xp.minimum(room, norm(places - other[:, None]) - _APART_M)
             # The first candidate with room enough; without one, that with most room.
             best = xp.argmax(xp.clip(room, None, 0.0), axis=1)
-            chosen = places[xp.arange(len(places)), best]
+            chosen = places[xp.arange(len(places), device=places.device), best]
             taken.append(chosen)
             height = 0.0 * chosen[:, :1] + _half_m(i)[2]
             standing = xp.concat([chosen, height], axis=1)

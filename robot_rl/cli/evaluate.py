@@ -246,7 +246,7 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
 
     folder, which = Path(str(options.run)), options.which
     config, learned_on = load_config_here(folder, at="run")
-    config = replace(config, env=_looking(config.env, options))
+    config = replace(config, env=env_asked_for(config.env, options))
     torch.set_num_threads(config.torch_threads)
     total = options.episodes or config.evaluate.episodes
     names = [options.robot] if options.robot else list(config.acting)
@@ -309,7 +309,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
         episodes=total,
         devices={
             name: simulation(
-                _looking(env, options).with_instruction(options.instruction), min(usual.num_envs, total)
+                env_asked_for(env, options).with_instruction(options.instruction), min(usual.num_envs, total)
             )
             for name, env in envs.items()
         },
@@ -319,7 +319,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     )
 
 
-def _looking(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
+def env_asked_for(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
     """Returns the settings of an env that looks, and whose cameras are, as the command says."""
     asked = _asked(options)
     for name, value in asked.items():
