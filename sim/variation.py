@@ -10,16 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve, table
-
-if TYPE_CHECKING:
-    from robot_rl.sim.config import EnvConfig
 
 Vector = tuple[float, float, float]
 EVERY = 4
@@ -80,12 +76,12 @@ class Variation:
         return np.array(self.clutter)[self.levels[:, -1]]
 
 
-def check_variation(config: EnvConfig) -> None:
+def check_variation(task: str, asked: str) -> None:
     """Refuses variation of a task that declares none."""
-    if config.variation == "fixed" or resolve("task", config.task, at="env.task").variation is not None:
+    if asked == "fixed" or resolve("task", task, at="env.task").variation is not None:
         return
     able: Sequence[str] = [name for name in table("task") if resolve("task", name).variation is not None]
     raise ConfigError(
-        f"env.variation: got {config.variation!r}, allowed: fixed, as {config.task!r} declares no "
+        f"env.variation: got {asked!r}, allowed: fixed, as {task!r} declares no "
         f"`variation` (docs/variation.md). Tasks that do: {', '.join(able)}."
     )

@@ -85,7 +85,7 @@ class SimVectorEnv(VectorEnv):
         self.config, self.num_envs = config, num_envs
         check_num_envs(num_envs)
         check_reward(config)
-        check_variation(config)
+        check_variation(config.task, config.variation)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
         self._state = state_quantities(self._task, self._robot)

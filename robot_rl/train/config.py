@@ -248,7 +248,7 @@ class RunConfig:
         if self.env.kind == "sim":
             check_names(self.env.task, self.env.robot, at="env.")
             check_reward(self.env)
-            check_variation(self.env)
+            check_variation(self.env.task, self.env.variation)
         else:
             require(not self.has_arm, "env.kind", self.env.kind, "sim with an arm or a person")
         check_stages(self.plan, self.method.needs)

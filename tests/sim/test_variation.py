@@ -1,5 +1,6 @@
 """Scenes that differ: sets without a common shape, sizes and masses by hand, experts that still succeed."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -42,8 +43,8 @@ def declared_by(task: str) -> Variation:
 
 
 def make(task: str, variation: Scenes, num_envs: int = 4, **settings: Any) -> SimVectorEnv:
-    config = EnvConfig(task=task, variation=variation, **{"num_threads": 1, **settings})
-    return SimVectorEnv(config, num_envs)
+    config = EnvConfig(task=task, variation=variation, num_threads=1)
+    return SimVectorEnv(replace(config, **settings), num_envs)
 
 
 def field_of(env: SimVectorEnv, field: str, thing: str) -> Array:
@@ -307,7 +308,7 @@ def test_the_expert_solves_it(task: str, variation: Scenes) -> None:
         live &= ~(terminated | truncated)
         if not live.any():
             break
-    assert solved.mean() >= 0.95  # of 256 episodes: 1.0, of two things 0.99
+    assert solved.mean() >= 0.95  # of 256 episodes: 0.977 to 1.0
 
 
 def test_a_task_that_declares_nothing_is_refused() -> None:
