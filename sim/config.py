@@ -15,6 +15,8 @@ from robot_rl.sim.domain_config import DomainConfig
 
 Looks = Literal["fixed", "varied", "held_out"]
 """How a scene looks, see `sim/looks.py`."""
+Scenes = Literal["fixed", "varied", "held_out"]
+"""What scenes are like, see `sim/variation.py`."""
 Engine = Literal["mujoco", "mujoco_warp", "genesis"]
 """What simulates, see `sim/backends/`."""
 OWN_WORDS = "task"
@@ -133,6 +135,9 @@ class EnvConfig:
     looks: Looks = "fixed"
     """`varied`: every episode draws colours, lights, camera poses and the places of things in the background;
     `held_out`: from beyond those ranges, for evaluation."""
+    variation: Scenes = "fixed"
+    """`varied`: every episode draws sizes of things, the region of the goal, and boxes that stand around;
+    `held_out`: from variants that `varied` never draws, for evaluation."""
     engine: Engine = "mujoco"
     """What simulates: `mujoco` on the CPU in double precision; `mujoco_warp` in single precision, thousands
     of simulations on a GPU; `genesis` likewise, without pictures. Evaluations are made on the CPU."""
@@ -162,6 +167,9 @@ class EnvConfig:
         require(self.timeout_s > 0, "env.timeout_s", self.timeout_s, "above 0")
         is_on_cpu, device = self.engine == "mujoco", self.engine_device
         require(device is None or not is_on_cpu, "env.engine_device", device, "null with env.engine=mujoco")
+        if self.variation != "fixed":
+            allowed = "none with env.variation: its states are of one scene, and sizes differ"
+            require(self.resets.bank is None, "env.resets.bank", self.resets.bank, allowed)
         if self.kind == "sim":
             require(self.id is None, "env.id", self.id, "none with env.kind=sim")
             require(not self.settings, "env.settings", self.settings, "none with env.kind=sim")

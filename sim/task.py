@@ -19,6 +19,7 @@ from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Kind, Robot
 from robot_rl.sim.scene import add_world, add_wrist_camera
 from robot_rl.sim.start_classes import Resets
+from robot_rl.sim.variation import Variation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,8 @@ class Task:
     vary: ClassVar[tuple[Vary, ...]] = ()
     resets: ClassVar[Resets | None] = None
     """Of which starts `robot-rl resets generate` makes a bank; see docs/resets.md."""
+    variation: ClassVar[Variation | None] = None
+    """In what its scenes may differ; see docs/variation.md."""
     joint_noise_rad: ClassVar[float] = 0.02
     symmetric: ClassVar[bool] = False
     """Whether the mirror image of an episode (left and right exchanged) is an episode of the task."""

@@ -42,6 +42,8 @@ from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.start_bank import StartBank, key_of
 from robot_rl.sim.task import Task, control_of, state_quantities
+from robot_rl.sim.variants import Variants, prepare_scene
+from robot_rl.sim.variation import check_variation
 
 MOST_SHAPING = 0.5
 """Largest dense reward of a step without success, which is 1."""
@@ -81,11 +83,13 @@ class SimVectorEnv(VectorEnv):
         self.config, self.num_envs = config, num_envs
         check_num_envs(num_envs)
         check_reward(config)
+        check_variation(config.task, config.variation)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
         control = control_of(self._task, self._robot, common=config.common_actions)
         self._state = state_quantities(self._task, self._robot)
         scene, looks = scene_and_looks(self._task, self._robot, config.looks)
+        variants = prepare_scene(scene, self._task, config.variation)
         quantities = (*self._state, "tool.zaxis", *self._task.privileged)
         self.backend: Backend = make_backend(config, scene, self._robot, quantities, num_envs, array=array)
         self.xp, self.device = self.backend.xp, self.backend.device
@@ -93,7 +97,9 @@ class SimVectorEnv(VectorEnv):
         self.controller = Controller(control, self._robot, self.backend)
         self._describe(autoreset)
         self._bind()
-        self._randomizer = Randomizer(self._task.vary if config.randomize else (), self.backend)
+        drawn = self._task.vary if config.randomize else ()
+        self._randomizer = Randomizer(drawn, self.backend)
+        self.variants = Variants(variants, self.backend, {(term.field, term.element) for term in drawn})
         self._looks = Randomizer(looks, self.backend)
         self._domain = Domain(
             config.domain,
@@ -207,6 +213,7 @@ class SimVectorEnv(VectorEnv):
         if self._starts is not None:
             infos |= self._starts.infos()
             self._starts.note(ended, success)
+        infos |= self.variants.infos(self._seed, self._episode)
         self._domain.note(ended, success)
         if self._domain.has_curriculum:
             infos["domain_scale"] = self._domain.scale
@@ -324,7 +331,8 @@ class SimVectorEnv(VectorEnv):
         if "states" in options:
             obs = self.set_state(options["states"], mask)
         success = self.judge(mask)[0]
-        started = {} if self._starts is None else self._starts.infos()
+        started = self.variants.infos(self._seed, self._episode)
+        started |= {} if self._starts is None else self._starts.infos()
         return obs, {"success": success, "is_success": success, **started}
 
     def _begin(self, mask: Array, episode: Array, keep: Obs | None) -> Obs:
@@ -359,7 +367,7 @@ class SimVectorEnv(VectorEnv):
         noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
         arm = self._home + noise
         assign(self._qpos, cells(ids, self.index.arm_qpos), arm)
-        start = task.start(rng)
+        start = self.variants.begin(ids, self._seed[ids], self._episode[ids], task.start(rng))
         fingers = robot.gripper_home if start.fingers is None else start.fingers
         self._qpos[cells(ids, self.index.finger_qpos)] = fingers
         assign(self._ctrl, cells(ids, self.index.arm_ctrl), arm)
@@ -469,7 +477,7 @@ class SimVectorEnv(VectorEnv):
         self.num_diverged = int(state["num_diverged"])
         if self._starts is not None:
             self._starts.load(state["reset_class"], state["reset_row"])
-        for each in (self._randomizer, self._looks):
+        for each in (self._randomizer, self._looks, self.variants.terms):
             each.restore({name: state[f"field.{name}"] for name in each.fields})
         self._domain.load_state_dict(state, self._seed, self._episode)
         obs = self.set_state(state["state"])
@@ -478,7 +486,7 @@ class SimVectorEnv(VectorEnv):
 
     @property
     def _varied(self) -> tuple[str, ...]:
-        return (*self._randomizer.fields, *self._looks.fields)
+        return (*self._randomizer.fields, *self._looks.fields, *self.variants.terms.fields)
 
     def bank_key(self) -> BankKey:
         """Returns the key of the banks whose starts fit these simulations."""

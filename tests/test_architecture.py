@@ -407,7 +407,7 @@ def test_every_other_way_to_make_an_env_is_seen(code: str, name: str) -> None:
 
 BACK_END = ("sim/backends/", "sim/robots/", "sim/kinematics.py", "sim/cameras.py", "sim/gl.py")
 """What may name MuJoCo's models: the back ends, robots alone and the checks of their models, cameras."""
-SCENES = ("sim/scene.py", "sim/looks.py", "sim/task.py", "sim/tasks/")
+SCENES = ("sim/scene.py", "sim/looks.py", "sim/task.py", "sim/tasks/", "sim/variants.py")
 """What builds MJCF, which every back end loads."""
 MEASURES_MUJOCO = tuple(f"robot_rl/bench/{name}.py" for name in ("sim", "engines", "physics", "render"))
 BUILDS = ("MjSpec", "MjsBody", "MjsJoint")

@@ -13,7 +13,7 @@ from robot_rl.core.errors import CheckpointError, ConfigError, require
 from robot_rl.core.files import read_json
 from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.policies.vla.lerobot_saved import lerobot_folder, read_lerobot_folder
-from robot_rl.sim.config import EnvConfig, Looks, check_names
+from robot_rl.sim.config import EnvConfig, Looks, Scenes, check_names
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episode
        robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
                          [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...]
                          [instruction=<text>] [dataset=<folder>] [--json]
-       ... [resets.bank=<folder>] [resets.evaluate=<class>]
+       ... [variation=fixed|varied|held_out] [resets.bank=<folder>] [resets.evaluate=<class>]
 
 lease_wait_s=600 waits up to 600 s if other programs hold all slots of the simulator.
 
@@ -57,6 +57,9 @@ looks=held_out draws colours, lights, camera poses and things in the background 
 the ranges that a run with env.looks=varied has seen; looks=varied draws within them. camera_hz=10 and
 camera_delay_s=0.02 show rarer or later pictures than the run has seen (env.camera_hz, env.camera_delay_s).
 
+variation=held_out draws sizes of things, goals and boxes that stand around for each episode, with shapes that
+a run with env.variation=varied never sees; variation=varied draws the others (docs/variation.md).
+
 resets.evaluate=grasped begins the episodes in that class of the start bank of the run, or of the one that
 resets.bank= names, in rows that training never draws (docs/resets.md). Without it they begin as the task
 says, whatever training began in.
@@ -67,6 +70,7 @@ Examples:
   robot-rl evaluate run=runs/20261121-101500-qarl-seed3 disturb=0.3
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 episodes=1000 --json
   robot-rl evaluate run=runs/20261121-101500-pick_cube_pixels-seed3 looks=held_out
+  robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 variation=held_out
   robot-rl evaluate run=runs/20261121-101500-two_robots-seed3 robot=gantry
   robot-rl evaluate run=runs/20261125-101500-four_tasks-seed3 robot=reach instruction="open the drawer"
   robot-rl evaluate policy=runs/20261125-101500-four_tasks-seed3 robot=push_cube episodes=50
@@ -104,6 +108,8 @@ class EvaluateCommandConfig:
     """Whether the adversary of training pushes the robot."""
     looks: Looks | None = None
     """How the simulated scene looks (`env.looks`); as in the run, or as it is, if None."""
+    variation: Scenes | None = None
+    """How scenes differ (`env.variation`); as in the run, or not at all, if None."""
     camera_hz: tuple[float, ...] = ()
     """Pictures per second (`env.camera_hz`); as in the run, or one at each control step, if empty."""
     camera_delay_s: tuple[float, ...] = ()
@@ -240,7 +246,7 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
 
     folder, which = Path(str(options.run)), options.which
     config, learned_on = load_config_here(folder, at="run")
-    config = replace(config, env=_looking(config.env, options))
+    config = replace(config, env=env_asked_for(config.env, options))
     torch.set_num_threads(config.torch_threads)
     total = options.episodes or config.evaluate.episodes
     names = [options.robot] if options.robot else list(config.acting)
@@ -303,7 +309,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
         episodes=total,
         devices={
             name: simulation(
-                _looking(env, options).with_instruction(options.instruction), min(usual.num_envs, total)
+                env_asked_for(env, options).with_instruction(options.instruction), min(usual.num_envs, total)
             )
             for name, env in envs.items()
         },
@@ -313,19 +319,19 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     )
 
 
-def _looking(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
+def env_asked_for(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
     """Returns the settings of an env that looks, and whose cameras are, as the command says."""
     asked = _asked(options)
     for name, value in asked.items():
         require(env.kind == "sim", name, value, f"left out with an env of kind={env.kind}")
     starts = {name: value for name, value in asdict(options.resets).items() if value is not None}
     require(not starts or env.kind == "sim", "resets", starts, f"left out with an env of kind={env.kind}")
-    return replace(env, **asked, resets=replace(env.resets, **starts)).evaluated()
+    return replace(env, **asked, resets=replace(env.resets, **starts).evaluated()).evaluated()
 
 
 def _asked(options: EvaluateCommandConfig) -> dict[str, Any]:
     """Returns what the command says of the env."""
-    given = {name: getattr(options, name) for name in ("looks", "camera_hz", "camera_delay_s")}
+    given = {name: getattr(options, name) for name in ("looks", "variation", "camera_hz", "camera_delay_s")}
     return {name: value for name, value in given.items() if value}
 
 
@@ -355,6 +361,8 @@ def _difference(options: EvaluateCommandConfig) -> str:
         return "these were asked for cameras of another rate or delay"
     if options.instruction is not None:
         return f"the instruction was {options.instruction!r}"
+    if options.variation is not None:
+        return f"these were asked for scenes with variation={options.variation}"
     return "" if options.looks is None else f"these were asked to look {options.looks}"
 
 

@@ -47,9 +47,10 @@ class Stream(IntEnum):
     LOOKS = 1
     BANK_ROWS = 2
     DOMAIN = 3
-    SENSING = 4
-    """In each control step, in the place of episodes."""
+    VARIANTS = 4
     RETRIES = 5
+    SENSING = 6
+    """In each control step, in the place of episodes."""
 
 
 class EpisodeRng:

@@ -12,6 +12,7 @@ from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig, PolicyConfig
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_names, check_num_envs, check_reward
+from robot_rl.sim.variation import check_variation
 from robot_rl.train.finetune.names import is_ours, kind_of
 from robot_rl.train.finetune.settings import FinetuneSettings
 from robot_rl.train.improve.config import (
@@ -247,6 +248,7 @@ class RunConfig:
         if self.env.kind == "sim":
             check_names(self.env.task, self.env.robot, at="env.")
             check_reward(self.env)
+            check_variation(self.env.task, self.env.variation)
         else:
             require(not self.has_arm, "env.kind", self.env.kind, "sim with an arm or a person")
         check_stages(self.plan, self.method.needs)

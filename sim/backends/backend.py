@@ -47,6 +47,10 @@ class View:
             )
         return self._arrays[name]
 
+    def name(self, name: str, array: Array) -> None:
+        """Adds a live array (B, k) that is no quantity of the engine, such as the sizes of things."""
+        self._arrays[name] = array
+
     def elements(self, names: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
         """Returns the columns of `values` that the quantities have, and a name for each column."""
         columns: list[int] = []

@@ -8,6 +8,8 @@ from robot_rl.sim.task import Aim, Array, View
 _ABOVE_M = 0.09
 _ALIGNED_M = 0.015
 _AT_TARGET_M = 0.012
+SHUT_M = 0.015
+"""Fingers around a thing are shut when they are wider than it by less than this."""
 _GENTLE_M = 0.015
 """Longest lead on the way down to a place: a faster start shakes the arm sideways by a centimetre."""
 
@@ -19,7 +21,7 @@ def grasp_aim(
     *,
     carry_to_m: Array,
     carry_yaw_rad: Array | float = 0.0,
-    shut_width_m: float = 0.055,
+    shut_width_m: Array | float = 0.055,
     centred_m: float = 2 * _AT_TARGET_M,
 ) -> Aim:
     """Returns an aim that depends on the present state alone, so that a policy can imitate it.
@@ -70,6 +72,13 @@ def carry_to(thing_m: Array, place_m: Array, *, clearance_m: float, aligned_m: f
     move = xp.where((down | clear)[:, None], -error, 0.0)
     move[:, 2] = xp.where(down, xp.clip(-error[:, 2], -_GENTLE_M, None), clearance_m - error[:, 2])
     return move
+
+
+def grip_width(view: View, thing: str) -> Array:
+    """Returns the width (B,) of a box along the tool's y, on which the fingers close, in metres."""
+    xp, half_m = namespace(view["tool.pos"]), view[f"{thing}.half_size"]
+    apart = heading(view[f"{thing}.xaxis"]) - heading(view["tool.xaxis"])
+    return 2.0 * xp.where(xp.abs(xp.cos(apart)) > math.sqrt(0.5), half_m[:, 1], half_m[:, 0])
 
 
 def finger_width(view: View) -> Array:

@@ -24,6 +24,7 @@ from robot_rl.sim.tasks.pick_cube import (
     picking_aim,
     picking_reward,
 )
+from robot_rl.sim.variation import Variation
 
 _CUBES = {"red": RED, "blue": BLUE}
 
@@ -52,6 +53,13 @@ class _TwoCubes:
     vary = (
         *(Vary(field="geom_friction", element=cube, low=0.7, high=1.3, component=0) for cube in _CUBES),
         *(Vary(field="body_mass", element=cube, low=0.5, high=2.0) for cube in _CUBES),
+    )
+
+    variation = Variation(
+        things=tuple(_CUBES),
+        goal="goal",
+        goals_m=((0.0, 0.0, 0.0), (0.0, -0.06, 0.05), (0.0, 0.06, 0.05)),
+        path=("blue", "red", "goal"),
     )
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:

@@ -10,7 +10,8 @@ from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_goal
 from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
-from robot_rl.sim.tasks.grasping import grasp_aim
+from robot_rl.sim.tasks.grasping import SHUT_M, grasp_aim, grip_width
+from robot_rl.sim.variation import Variation
 
 HALF_SIZE_M = 0.02
 GOAL_RADIUS_M = 0.025
@@ -40,6 +41,13 @@ class PickCube(Task):
     vary = (
         Vary(field="geom_friction", element="cube", low=0.7, high=1.3, component=0),
         Vary(field="body_mass", element="cube", low=0.5, high=2.0),
+    )
+
+    variation = Variation(
+        things=("cube",),
+        goal="goal",
+        goals_m=((0.0, 0.0, 0.0), (0.0, -0.06, 0.05), (0.0, 0.06, 0.05)),
+        path=("cube", "goal"),
     )
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
@@ -85,4 +93,5 @@ def picking_reward(view: View, cube: str) -> Array:
 def picking_aim(view: View, cube: str, offset_m: Array) -> Aim:
     """Returns the expert's aim for the cube of this name: grasp it, bring it to the goal."""
     carried_to = view["tool.pos"] + view["goal.pos"] - view[f"{cube}.pos"]
-    return grasp_aim(view, cube, offset_m, carry_to_m=carried_to)
+    shut_width_m = grip_width(view, cube) + SHUT_M
+    return grasp_aim(view, cube, offset_m, carry_to_m=carried_to, shut_width_m=shut_width_m)

@@ -13,14 +13,15 @@ from robot_rl.sim.scene import add_free_box, add_mark
 from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import half_turn, heading, level
+from robot_rl.sim.variation import Variation
 
 HALF_SIZE_M = 0.025
 GOAL_RADIUS_M = 0.025
 _AT_REST_M_S = 0.05
 _TOOL_HEIGHT_M = 0.02
 _ABOVE_M = 0.09
-_BEHIND_M = HALF_SIZE_M + 0.02
-"""From the cube's centre to the tool's before a push: the pads and a little air lie between."""
+_BEHIND_M = 0.02
+"""From the cube's side to the tool's centre before a push: the pads and a little air lie between."""
 
 
 class PushCube(Task):
@@ -61,6 +62,13 @@ class PushCube(Task):
         Vary(field="body_mass", element="cube", low=0.5, high=2.0),
     )
 
+    variation = Variation(
+        things=("cube",),
+        goal="goal",
+        goals_m=((0.0, 0.0, 0.0), (0.0, -0.03, 0.0), (0.0, 0.03, 0.0)),
+        path=("cube", "goal"),
+    )
+
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_free_box(spec, "cube", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.1, friction=0.5)
         add_mark(spec, radius_m=2 * GOAL_RADIUS_M)  # a cube on its centre leaves a part of it in sight
@@ -78,7 +86,7 @@ class PushCube(Task):
         return {"success": (self._distance(view) < GOAL_RADIUS_M) & slow}
 
     def dense_reward(self, view: View) -> Array:
-        apart = norm(view["cube_in_tool.pos"]) - HALF_SIZE_M
+        apart = norm(view["cube_in_tool.pos"]) - _half_width(view)
         near = namespace(apart).clip(apart, 0.0, None)
         return 0.3 * closeness(near, 0.1) + 0.7 * closeness(self._distance(view), 0.1)
 
@@ -97,16 +105,17 @@ class PushCube(Task):
         from_cube = tool[:, :2] - cube[:, :2]
         along = from_cube[:, 0] * ahead[:, 0] + from_cube[:, 1] * ahead[:, 1]
         across = xp.abs(from_cube[:, 0] * ahead[:, 1] - from_cube[:, 1] * ahead[:, 0])
+        half_m = _half_width(view)
         low = tool[:, 2] < 2 * HALF_SIZE_M
-        behind = cube[:, :2] - _BEHIND_M * ahead
+        behind = cube[:, :2] - (half_m + _BEHIND_M)[:, None] * ahead
         at_start = norm(tool[:, :2] - behind) < 0.015
-        pushing = low & (along < -0.5 * HALF_SIZE_M) & (across < 0.02)
+        pushing = low & (along < -0.5 * half_m) & (across < 0.02)
         down = at_start | pushing
         height = xp.where(down, _TOOL_HEIGHT_M, 0.0 * distance + _ABOVE_M)
         # Out of the cube's way first: sideways only where the tool is above it.
         sideways = xp.where((down | (tool[:, 2] > 0.7 * _ABOVE_M))[:, None], behind, tool[:, :2])
         reached = cube[:, :2] + xp.clip(distance, None, 0.04)[:, None] * ahead
-        target = xp.where(pushing[:, None], reached - (_BEHIND_M - 0.02) * ahead, sideways)
+        target = xp.where(pushing[:, None], reached - (half_m + _BEHIND_M - 0.02)[:, None] * ahead, sideways)
         there = distance < 0.5 * GOAL_RADIUS_M
         position = xp.where(there[:, None], tool, xp.concat([target, height[:, None]], axis=1))
         yaw = half_turn(heading(ahead) - heading(view["tool.xaxis"]))
@@ -119,3 +128,9 @@ class PushCube(Task):
     @staticmethod
     def _distance(view: View) -> Array:
         return norm((view["cube.pos"] - view["goal.pos"])[:, :2])
+
+
+def _half_width(view: View) -> Array:
+    """Returns half the larger of the cube's two widths, (B,)."""
+    half_m = view["cube.half_size"]
+    return namespace(half_m).maximum(half_m[:, 0], half_m[:, 1])

@@ -12,7 +12,8 @@ from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import BLUE, RED, add_free_box
 from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
-from robot_rl.sim.tasks.grasping import carry_to, grasp_aim, level
+from robot_rl.sim.tasks.grasping import SHUT_M, carry_to, grasp_aim, grip_width, level
+from robot_rl.sim.variation import Variation
 
 HALF_SIZE_M = 0.02
 ALIGNED_M = 0.015
@@ -59,6 +60,8 @@ class StackCube(Task):
         Vary(field="body_mass", element="blue", low=0.5, high=2.0),
     )
 
+    variation = Variation(things=("red", "blue"), heights=(0.8, 1.0, 1.25), path=("red", "blue"))
+
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_free_box(spec, "red", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.05, rgba=RED)
         add_free_box(spec, "blue", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.05, rgba=BLUE)
@@ -87,10 +90,11 @@ class StackCube(Task):
 
     def expert(self, view: View, offset_m: Array) -> Aim:
         tool = view["tool.pos"]
-        place = view["blue.pos"] + like(_ON_TOP_M, tool) + offset_m
+        place = view["blue.pos"] + _on_top(view) + offset_m
         error = view["red.pos"] - place
         carry = tool + carry_to(view["red.pos"], place, clearance_m=0.04, aligned_m=0.008)
-        aim = grasp_aim(view, "red", offset_m * 0.0, carry_to_m=carry)
+        shut_width_m = grip_width(view, "red") + SHUT_M
+        aim = grasp_aim(view, "red", offset_m * 0.0, carry_to_m=carry, shut_width_m=shut_width_m)
         placed = _stacked(error, 0.015, 1.5 * _HEIGHT_TOLERANCE_M)
         aim.position_m[placed] = tool[placed] + like((0.0, 0.0, 0.06), tool)
         aim.yaw_rad[placed] = 0.0
@@ -100,7 +104,13 @@ class StackCube(Task):
 def _error(view: View) -> Array:
     """Returns by how much the red cube misses its place on the blue one, (B, 3)."""
     red = view["red.pos"]
-    return red - view["blue.pos"] - like(_ON_TOP_M, red)
+    return red - view["blue.pos"] - _on_top(view)
+
+
+def _on_top(view: View) -> Array:
+    """Returns the way from the blue cube's centre to the red one's place, (B, 3): half of each height."""
+    red, blue = view["red.half_size"], view["blue.half_size"]
+    return (red + blue) * like((0.0, 0.0, 1.0), red)
 
 
 def _stacked(error_m: Array, aligned_m: float, height_m: float) -> Array:

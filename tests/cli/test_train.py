@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from robot_rl.cli import evaluate
 from robot_rl.cli.command import resumed
 from robot_rl.cli.main import main
 from robot_rl.cli.train import _demonstrations as announced
@@ -33,7 +35,7 @@ from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.rollout.envs import make_env
 from robot_rl.sched.inventory import cpu_spec
 from robot_rl.sched.leases import LeaseStore
-from robot_rl.sim.vector import EnvConfig
+from robot_rl.sim.config import EnvConfig, ResetsConfig
 from robot_rl.train.assemble import policy_meta
 from robot_rl.train.config import RunConfig
 
@@ -334,8 +336,47 @@ def test_an_evaluation_that_differs_from_training_fails(
     ):
         assert main(["evaluate", f"run={folder}", other]) == 0
         assert f"not compared with those of training: {why}" in capsys.readouterr().out
+    assert main(["evaluate", f"run={folder}", "variation=varied"]) == 2
+    assert "env.variation: got 'varied', allowed: fixed, as 'reach' declares no" in capsys.readouterr().err
     assert main(["evaluate", f"run={folder}", "adversary=true"]) == 2
     assert "adversary: got True, allowed: false, but for runs with method=qarl" in capsys.readouterr().err
+
+
+def test_a_policy_is_evaluated_in_scenes_that_training_does_not_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["demos.episodes=2", "bc.updates=2", "evaluate.episodes=4", "evaluate.num_envs=4"]
+    small += ["env.horizon_s=0.3", "video.episodes=0", "video.failures=0", "stages=demos,clone,evaluate"]
+    words = [
+        "recipe=smoke",
+        f"out={tmp_path}",
+        "env.task=push_cube",
+        "env.variation=varied",
+        *small,
+        "--json",
+    ]
+    assert main(["train", *words]) == 0
+    run = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
+    found: dict[str, Any] = {}
+    for variation in ("", "varied", "held_out"):
+        asked = [f"variation={variation}"] if variation else []
+        assert main(["evaluate", f"run={run}", *asked, "--json"]) == 0
+        found[variation] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found[""]["matches"]  # as in the run
+    assert found["varied"]["matches"] is None
+    assert found["varied"]["digest"] == found[""]["digest"] != found["held_out"]["digest"]
+
+
+def test_a_bank_of_training_does_not_stop_an_evaluation_in_other_scenes() -> None:
+    env = EnvConfig(task="pick_cube", resets=ResetsConfig(bank="banks/x"))
+    options = evaluate.EvaluateCommandConfig(run="runs/x", variation="held_out")
+    asked = evaluate.env_asked_for(env, options)
+    assert (asked.variation, asked.resets.bank) == ("held_out", None)
+    of_bank = evaluate.EvaluateStarts(evaluate="grasped")
+    with pytest.raises(
+        ConfigError, match=r"env.resets.bank: got 'banks/x', allowed: none with env.variation"
+    ):
+        evaluate.env_asked_for(env, replace(options, resets=of_bank))
 
 
 def test_a_vla_that_sees_no_object_pose_is_evaluated_as_it_was_trained(

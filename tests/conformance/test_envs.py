@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from robot_rl.core.arrays import Kind
-from robot_rl.core.registry import table
+from robot_rl.core.registry import resolve, table
 from robot_rl.envs.gym import GymVectorEnv
 from robot_rl.envs.process import ProcessVectorEnv
 from robot_rl.hal.conformance import check_device, check_vector_env
@@ -28,6 +28,7 @@ MakeEnv = Callable[[int, Autoreset], VectorEnv]
 OTHER_ROBOTS = (("reach", "viperx"), ("reach", "gantry"), ("reach", "so_arm100"), ("push_cube", "gantry"))
 IN_TENSORS = ("reach", "pick_cube", "gantry_peg")
 """Of every task, tests/sim/test_arrays.py compares the numbers with those of numpy arrays."""
+VARYING = tuple(name for name in sorted(table("task")) if resolve("task", name).variation is not None)
 GYM: dict[str, dict[str, Any]] = {
     "Pendulum-v1": {"max_episode_steps": 20},
     "MountainCarContinuous-v0": {"max_episode_steps": 20},
@@ -36,9 +37,14 @@ GYM: dict[str, dict[str, Any]] = {
 
 
 def task(
-    name: str, num_envs: int, autoreset: Autoreset, *, robot: str | None = None, array: Kind = "numpy"
+    name: str,
+    num_envs: int,
+    autoreset: Autoreset,
+    *,
+    array: Kind = "numpy",
+    **settings: Any,
 ) -> VectorEnv:
-    config = EnvConfig(task=name, robot=robot, horizon_s=0.5, randomize=True, num_threads=1)
+    config = EnvConfig(task=name, horizon_s=0.5, randomize=True, num_threads=1, **settings)
     return SimVectorEnv(config, num_envs, autoreset=autoreset, array=array)
 
 
@@ -55,6 +61,8 @@ ENVS: dict[str, MakeEnv] = {
     **{name: partial(task, name) for name in sorted(table("task"))},
     **{f"{name} on {robot}": partial(task, name, robot=robot) for name, robot in OTHER_ROBOTS},
     **{f"{name} in tensors": partial(task, name, array="torch") for name in IN_TENSORS},
+    **{f"{name} varied": partial(task, name, variation="varied") for name in VARYING},
+    "pick_cube varied in tensors": partial(task, "pick_cube", variation="varied", array="torch"),
     **{name: partial(gym, name) for name in GYM},
     "Pendulum-v1 in processes": partial(processes, "Pendulum-v1"),
 }
