@@ -5,9 +5,10 @@
     stage     = condition  |  hold(condition, seconds)
     condition = names of predicates, joined by not, and, or (in this order of precedence) and parentheses
 
-A fragment of signal temporal logic: sequences of "eventually", "always within a window", and "always not", as
-TGPO composes tasks (arXiv 2510.00225). There are no nested time operators and no deadlines: the episode's
-horizon is the deadline. Text alone is read here; `sim/monitor.py` follows a formula over arrays.
+A fragment of signal temporal logic: sequences of "eventually", "always for a time", and "always not". TGPO
+(arXiv 2510.00225) also makes subgoals, constraints and a reward by stage of a formula. Deviations: no nested
+time operators and no time intervals, the episode's horizon is the one deadline. Text alone is read here;
+`sim/monitor.py` follows a formula over arrays.
 """
 
 from __future__ import annotations

@@ -17,7 +17,14 @@ from robot_rl.cli.sweep import AT_ONCE
 from robot_rl.config import load, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/real.md", "docs/improve.md", "docs/resets.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/real.md",
+    "docs/improve.md",
+    "docs/resets.md",
+    "docs/formula.md",
+)
 PAGES = ["README.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
 
 

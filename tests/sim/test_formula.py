@@ -9,6 +9,7 @@ from robot_rl.config.used import used
 from robot_rl.core.arrays import Kind, namespace_of, to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import TABLE, resolve
+from robot_rl.hal.conformance import check_vector_env
 from robot_rl.sim.formula import Both, Either, Formula, Not, Predicate, Stage, parse
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.monitor import NAMES, Monitor
@@ -328,6 +329,36 @@ def test_a_formula_leaves_the_physics_and_other_elements_as_they_are() -> None:
     for _ in range(5):
         action = moved(env, 0.3)
         np.testing.assert_array_equal(env.step(action)[0]["state"][:, :-2], plain.step(action)[0]["state"])
+
+
+@pytest.mark.parametrize("reward", ["sparse", "dense"])
+def test_an_env_with_a_formula_keeps_the_contract(reward: str) -> None:
+    formula = "hold(not raised, 0.1) then hold(tool_near_goal or raised, 0.2); avoid(solved)"
+    check_vector_env(lambda num: make(num, formula, reward=reward, horizon_s=1.0))
+    check_vector_env(lambda num: make(num, formula, reward=reward, horizon_s=1.0, autoreset="disabled"))
+
+
+def test_tensors_and_numpy_go_through_the_same_stages() -> None:
+    """The env hands its monitor the arrays of the engine; here the CPU engine's, as tensors."""
+    config = EnvConfig(
+        task="reach", formula="raised then hold(tool_still or raised, 0.2)", reward="dense", num_threads=1
+    )
+    env, tensors = SimVectorEnv(config, 2), SimVectorEnv(config, 2, array="torch")
+    assert tensors.xp is not np
+    obs, _ = env.reset(seed=0)
+    tensors.reset(seed=0)
+    total = 0.0
+    for _ in range(30):
+        action = moved(env, [[0, 0, 1], [0, 0, 0.5]])
+        (obs, reward, ended, *_), (other, paid, over, *_) = env.step(action), tensors.step(action)
+        np.testing.assert_array_equal(to_numpy(other["state"])[:, -2:], obs["state"][:, -2:])
+        np.testing.assert_array_equal(to_numpy(paid), reward)
+        np.testing.assert_array_equal(to_numpy(over), ended)
+        total += reward.sum()
+    assert total > 1.0
+    rows = tensors.get_state()
+    np.testing.assert_array_equal(to_numpy(rows)[:, -3:], env.get_state()[:, -3:])
+    assert to_numpy(tensors.set_state(rows)["state"]).shape == obs["state"].shape
 
 
 def test_what_has_no_formula_says_so() -> None:
