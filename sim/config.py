@@ -12,6 +12,7 @@ from robot_rl.config.used import FOREIGN_ENV, OTHER_PYTHON
 from robot_rl.core.errors import ConfigError, nearest, require, require_fields
 from robot_rl.core.registry import resolve, table
 from robot_rl.sim.domain_config import DomainConfig
+from robot_rl.sim.formula import parse
 
 Looks = Literal["fixed", "varied", "held_out"]
 """How a scene looks, see `sim/looks.py`."""
@@ -100,6 +101,9 @@ class EnvConfig:
     robot: str | None = None
     """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
     reward: Literal["sparse", "dense"] = "sparse"
+    formula: str | None = None
+    """What an episode has to do, such as `lifted then hold(solved, 0.5)`: success, failure and reward come
+    from it, see docs/formula.md. None: they are the task's own."""
     horizon_s: float | None = None
     """Episode length; the task's own if None."""
     state: tuple[str, ...] = ()
@@ -153,6 +157,8 @@ class EnvConfig:
     def __post_init__(self) -> None:
         given = self.horizon_s
         require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
+        if self.formula is not None:
+            parse(self.formula)
         if self.kind != "process":
             self._require_defaults(OTHER_PYTHON, "left out but with env.kind=process")
         if self.kind not in ("sim", "gym", "process"):
@@ -275,8 +281,12 @@ def making(num_envs: int) -> str:
 
 
 def check_reward(config: EnvConfig) -> None:
-    """Refuses a dense reward of a task that has none."""
-    if config.reward == "dense":
+    """Refuses a formula that does not fit the task, and a dense reward where there is none."""
+    if config.formula is not None:
+        from robot_rl.sim.predicates import check_formula  # mujoco
+
+        check_formula(config.formula, resolve("task", config.task, at="env.task")(), config.horizon_s)
+    elif config.reward == "dense":
         from robot_rl.sim.task import Task  # mujoco
 
         task = resolve("task", config.task, at="env.task")

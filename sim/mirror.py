@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.registry import resolve
 from robot_rl.hal.vector import Obs
 from robot_rl.sim.backends.model_index import Tracked
@@ -34,8 +34,11 @@ class Mirror:
         """Builds the scene without cameras: real cameras take the pictures.
 
         Raises:
-            ConfigError: the robot is no arm, or a tracked pose does not give the position of a part.
+            ConfigError: the robot is no arm, a tracked pose gives no position of a part, or there is a
+                formula.
         """
+        allowed = "none with an arm: it is followed in simulation alone"
+        require(config.formula is None, "env.formula", config.formula, allowed)
         quiet = replace(
             config.unseen(), randomize=False, domain=DomainConfig(), privileged=False, num_threads=1
         )

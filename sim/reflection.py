@@ -23,6 +23,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.data.episodes import Episodes
 from robot_rl.sim.backends.backend import Backend
+from robot_rl.sim.monitor import NAMES
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import RobotNames
 from robot_rl.sim.task import Task, state_quantities
@@ -115,6 +116,10 @@ def reflection_of(config: EnvConfig, *, at: str = "env") -> Reflection:
         index += range(firsts[partner], firsts[partner] + len(signs))
         sign += list(signs)
         offset += [shift] * len(signs)
+    for _ in NAMES if config.formula else ():  # a mirror image is as far in its formula
+        index.append(len(index))
+        sign.append(1.0)
+        offset.append(0.0)
     back = [f"{name.removesuffix('.pos')}.delta" for name, (_, turn, _) in joints.items() if turn < 0]
     return Reflection(
         index=np.array(index),

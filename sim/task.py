@@ -4,7 +4,7 @@ B envs, n reset rows, A action dim. Every function sees a `View`: named arrays w
 axis over simulations, numpy's or tensors (`robot_rl.core.arrays`), so the same task runs on any back end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -119,6 +119,10 @@ class Task:
     def dense_reward(self, view: View) -> Array:
         """Returns (B,) shaped reward in [0, 1]; the sparse reward is success itself."""
         raise NotImplementedError
+
+    def predicates(self) -> dict[str, Callable[[View], Array]]:
+        """Returns what `env.formula` may name in addition to `sim/predicates.py`: (B,) bool of a view."""
+        return {}
 
     def assist(self, view: View) -> dict[str, Array]:
         """Returns the way (B, 3) to its goal, in m, of each thing by its name that virtual forces may pull.

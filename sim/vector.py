@@ -35,8 +35,10 @@ from robot_rl.sim.control import Controller
 from robot_rl.sim.domain import Domain
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.looks import scene_and_looks
+from robot_rl.sim.monitor import NAMES, Monitor
 from robot_rl.sim.pictures import Pictures
 from robot_rl.sim.poses import compose
+from robot_rl.sim.predicates import check_formula, predicates_of
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
@@ -95,6 +97,7 @@ class SimVectorEnv(VectorEnv):
         self.xp, self.device = self.backend.xp, self.backend.device
         self.index, self.view = self.backend.index, self.backend.view
         self.controller = Controller(control, self._robot, self.backend)
+        self._monitor = self._follow(config.formula)
         self._describe(autoreset)
         self._bind()
         drawn = self._task.vary if config.randomize else ()
@@ -123,6 +126,19 @@ class SimVectorEnv(VectorEnv):
         self.num_diverged = 0
         self._is_seen = True
 
+    def _follow(self, formula: str | None) -> Monitor | None:
+        """Returns what follows the formula, if there is one."""
+        if formula is None:
+            return None
+        self._predicates = predicates_of(self._task)
+        return Monitor(
+            check_formula(formula, self._task, self.config.horizon_s),
+            self.num_envs,
+            control_hz=self._task.control.hz,
+            xp=self.xp,
+            device=self.device,
+        )
+
     def _describe(self, autoreset: str) -> None:
         task, robot = self._task, self._robot
         self.task, self.robot, shown_text = task.name, robot.name, self.config.instruction
@@ -131,12 +147,14 @@ class SimVectorEnv(VectorEnv):
         self.control_hz, self.caps = task.control.hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
         self._hold_steps = round(task.hold_s * task.control.hz)
+        self._ends_at_success = task.ends_at_success or self._monitor is not None
         self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
         index, names = self.view.elements(self._state)
-        self._true_index, self.true_names = self.backend.asarray(index), names
+        followed = () if self._monitor is None else NAMES  # shown whatever `env.state` leaves out
+        self._true_index, self.true_names = self.backend.asarray(index), (*names, *followed)
         shown = chosen(names, robot.own_elements(self.config.state), at="env.state")
         self._state_index = self.backend.asarray(index[shown])
-        self.state_names = tuple(names[i] for i in shown)
+        self.state_names = (*(names[i] for i in shown), *followed)
         hidden = sorted(set(range(len(names))) - set(shown)) if self.config.privileged else []
         self._hidden_index = self.backend.asarray(index[hidden])
         self.privileged_names = tuple(names[i] for i in hidden)
@@ -194,9 +212,12 @@ class SimVectorEnv(VectorEnv):
         if diverged.any():
             self._contain(diverged, before)
         self._hold(active)
+        if self._monitor is not None:
+            going = ~diverged if active is None else active & ~diverged
+            self._monitor.advance(lambda name: self._predicates[name](self.view), going)
         success, failed, reward = self.judge(~diverged)
         self._elapsed += 1 if active is None else active
-        terminated = (success | failed if self._task.ends_at_success else failed) & ~diverged
+        terminated = (success | failed if self._ends_at_success else failed) & ~diverged
         truncated = ((self._elapsed >= self.horizon) | diverged) & ~terminated
         if active is not None:
             reward, success = reward * active, success & active
@@ -265,13 +286,17 @@ class SimVectorEnv(VectorEnv):
 
     def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
         """Returns success, failure and reward of the present states, (B,); invalid rows have no success."""
-        verdict = self._task.evaluate(self.view)
-        success = verdict["success"] & is_valid & (self._held >= self._hold_steps)
+        if self._monitor is None:
+            verdict = self._task.evaluate(self.view)
+            success = verdict["success"] & is_valid & (self._held >= self._hold_steps)
+        else:
+            verdict = {"fail": self._monitor.violated}
+            success = self._monitor.complete & is_valid
         failed = verdict.get("fail")
         failed = self.xp.zeros_like(success) if failed is None else failed
         if self.config.reward == "sparse":
             return success, failed, self._asarray(success, self.xp.float64)
-        shaped = MOST_SHAPING * self.progress()
+        shaped = MOST_SHAPING * (self.progress() if self._monitor is None else self._monitor.gained)
         return success, failed, self.xp.where(success, 1.0, shaped)
 
     def _contain(self, diverged: Array, before: Array) -> None:
@@ -351,6 +376,8 @@ class SimVectorEnv(VectorEnv):
         if len(own):
             self._place(own, rng)
         self._domain.begin(ids)
+        if self._monitor is not None:
+            self._monitor.reset(ids)
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         self._pictures.begin(ids)
@@ -403,7 +430,7 @@ class SimVectorEnv(VectorEnv):
         rows = self._all_rows if ids is None else ids
         values = self.view.values if ids is None else self.view.values[ids]
         sensed = self._domain.seen(values, rows, self._elapsed)
-        obs: Obs = {"state": self._asarray(sensed[:, self._state_index], self.xp.float32)}
+        obs: Obs = {"state": self._with_monitor(sensed[:, self._state_index], rows)}
         if len(self._hidden_index):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
         if len(self._environment_index):
@@ -412,6 +439,12 @@ class SimVectorEnv(VectorEnv):
             obs[INSTRUCTION] = self._asarray(np.repeat(self._text, len(values), axis=0))
         shown = self._pictures.show(rows)
         return obs | {key: self._asarray(pictures) for key, pictures in shown.items()}
+
+    def _with_monitor(self, values: Array, rows: Array) -> Array:
+        """Returns elements of the state of some envs as float32, followed by those of the formula."""
+        if self._monitor is not None:
+            values = self.xp.concat([values, like(self._monitor.observed(rows), values)], axis=1)
+        return self._asarray(values, self.xp.float32)
 
     def _words(self, numbers: Array) -> Array:
         """Returns seeds or counters as the back end's arrays have them: uint64, int64 in a tensor."""
@@ -429,29 +462,33 @@ class SimVectorEnv(VectorEnv):
         return EpisodeRng(self._seed, self._episode).key
 
     def get_state(self) -> Array:
-        """Returns (B, n): MuJoCo's integration states, late cameras' pictures, late commands, steps held."""
+        """Returns (B, n): MuJoCo's states, late cameras' pictures, late commands, steps held, the monitor."""
         waiting = self._asarray(self._pictures.rows())
         commands = self._asarray(self._domain.rows(self.num_envs))
         states = self._asarray(self.backend.read_states(), self.xp.float64)
         held = self._asarray(self._held[:, None], self.xp.float64)[:, : bool(self._hold_steps)]
-        return self.xp.concat([states, waiting, commands, held], axis=1)
+        followed = [] if self._monitor is None else [self._monitor.rows()]
+        return self.xp.concat([states, waiting, commands, held, *followed], axis=1)
 
     def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
         """Puts the masked simulations into rows of `get_state`; episode clocks run on."""
         rows, mask, own = self._asarray(rows), self._mask(mask), self.backend.state_size
         (ids,) = self.xp.nonzero(mask)
         late = own + self._pictures.num_columns
-        last = late + self._domain.num_columns
-        need = (self.num_envs, last + bool(self._hold_steps))
+        held = late + self._domain.num_columns
+        followed = held + bool(self._hold_steps)
+        need = (self.num_envs, followed + (0 if self._monitor is None else Monitor.num_columns))
         if tuple(rows.shape) != need:
             raise ConfigError(f"{self.task}.set_state: got rows of shape {tuple(rows.shape)}, need {need}")
         self.backend.write_states(ids, rows[ids, :own])
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         self._pictures.put(ids, to_numpy(rows[ids, own:late]))
-        self._domain.put(ids, rows[ids, late:last])
+        self._domain.put(ids, rows[ids, late:held])
         if self._hold_steps:
-            assign(self._held, ids, rows[ids, last])
+            assign(self._held, ids, rows[ids, held])
+        if self._monitor is not None:
+            self._monitor.put(ids, rows[ids, followed:])
         return self._observe()
 
     def state_dict(self) -> dict[str, Any]:
@@ -498,10 +535,12 @@ class SimVectorEnv(VectorEnv):
 
     def true_state(self) -> Array:
         """Returns the elements `true_names` (B, S) float32: what `state` is where all of it is shown."""
-        return self._asarray(self.view.values[:, self._true_index], self.xp.float32)
+        return self._with_monitor(self.view.values[:, self._true_index], self._all_rows)
 
     def progress(self) -> Array:
-        """Returns the progress (B,) of each episode in [0, 1], by the task's shaped reward, for displays."""
+        """Returns the progress (B,) of each episode in [0, 1], by formula or the task's shaped reward."""
+        if self._monitor is not None:
+            return self._monitor.progress
         return self.xp.clip(self._task.dense_reward(self.view), 0.0, 1.0)
 
     def action_towards(self, target_rad: Array, opening: Array) -> Array:

@@ -19,6 +19,7 @@ from robot_rl.config import load, sweep
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
     "README.md", "CONTRIBUTING.md", "docs/real.md", "docs/improve.md", "docs/resets.md", "docs/variation.md",
+    "docs/formula.md",
 )  # fmt: skip
 PAGES = ["README.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
 

@@ -36,9 +36,9 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a training run, nested plain data, without those that it does not read.
 
     Left out are the sections of a person who is not there, of a base that is made in another way, and of a
-    filter or a dataset that is not used, the number of envs where each source has its own, what belongs to a
-    curriculum or a start bank that is not there, and what says something of our tasks where the env is
-    another. Settings of anything else are returned as they are.
+    filter or a dataset that is not used, the number of envs where each source has its own, a formula and what
+    belongs to a curriculum or a start bank that is not there, and what says something of our tasks where the
+    env is another. Settings of anything else are returned as they are.
     """
     found = renewed(settings)
     if not isinstance(found.get("method"), Mapping):
@@ -58,6 +58,7 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
         kind = env.get("kind", "sim")
         read = {*env} - {"expert"} if kind == "sim" else {*FOREIGN_ENV}
         read -= {*OTHER_PYTHON}
+        read -= {*(() if env.get("formula") else ("formula",))}
         read |= {*(OTHER_PYTHON if kind == "process" else ())}
         if not _part(env, "domain").get("curriculum"):
             env = _without(env, "domain", OF_CURRICULUM)

@@ -249,6 +249,8 @@ class RunConfig:
             check_names(self.env.task, self.env.robot, at="env.")
             check_reward(self.env)
             check_variation(self.env.task, self.env.variation)
+            formula, allowed = self.env.formula, "none with an arm or a person"
+            require(formula is None or not self.has_arm, "env.formula", formula, allowed)
         else:
             require(not self.has_arm, "env.kind", self.env.kind, "sim with an arm or a person")
         check_stages(self.plan, self.method.needs)

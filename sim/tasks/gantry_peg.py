@@ -1,5 +1,7 @@
 """Put a peg that is held already into a hole: the light task, for experiments that take seconds."""
 
+from collections.abc import Callable
+
 import mujoco
 
 from robot_rl.core.arrays import like, namespace, norm
@@ -14,6 +16,7 @@ from robot_rl.sim.tasks.peg_insert import BLOCK_HEIGHT_M, CLEARANCE_M, inserted,
 
 PEG_HALF_M = (0.01, 0.01, 0.04)
 _LOST_M = 0.06
+_OVER_HOLE_M = 0.005
 
 
 class GantryPeg(Task):
@@ -67,12 +70,15 @@ class GantryPeg(Task):
         )
 
     def evaluate(self, view: View) -> dict[str, Array]:
-        lost = norm(view["peg_in_tool.pos"]) > _LOST_M
+        lost = _is_lost(view)
         success = inserted(view["tip_in_hole.pos"])
         return {"success": success, "fail": lost & ~success}
 
     def dense_reward(self, view: View) -> Array:
         return insertion_reward(view["tip_in_hole.pos"])
+
+    def predicates(self) -> dict[str, Callable[[View], Array]]:
+        return {"lost": _is_lost, "over_hole": _is_over_hole}
 
     def expert(self, view: View, offset_m: Array) -> Aim:
         lift = carry_to(
@@ -80,3 +86,12 @@ class GantryPeg(Task):
         )
         still = namespace(lift).zeros_like(lift[:, 0])
         return Aim(position_m=view["tool.pos"] + lift, yaw_rad=still, closed=still == 0)
+
+
+def _is_lost(view: View) -> Array:
+    return norm(view["peg_in_tool.pos"]) > _LOST_M
+
+
+def _is_over_hole(view: View) -> Array:
+    """Returns whether the peg's lower end is within 5 mm of the hole's axis, at any height."""
+    return norm(view["tip_in_hole.pos"][:, :2]) < _OVER_HOLE_M

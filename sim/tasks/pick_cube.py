@@ -1,5 +1,7 @@
 """Grasp a cube from the table and bring it to a point in the air."""
 
+from collections.abc import Callable
+
 import mujoco
 
 from robot_rl.core.arrays import norm
@@ -10,11 +12,14 @@ from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_goal
 from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
-from robot_rl.sim.tasks.grasping import SHUT_M, grasp_aim, grip_width
+from robot_rl.sim.tasks.grasping import SHUT_M, finger_width, grasp_aim, grip_width
 from robot_rl.sim.variation import Variation
 
 HALF_SIZE_M = 0.02
 GOAL_RADIUS_M = 0.025
+_NEAR_GOAL_M = 0.06
+_LIFTED_M = 0.03
+_GRASPED_M = 0.025
 
 
 class PickCube(Task):
@@ -66,11 +71,28 @@ class PickCube(Task):
     def dense_reward(self, view: View) -> Array:
         return picking_reward(view, "cube")
 
+    def predicates(self) -> dict[str, Callable[[View], Array]]:
+        return {"grasped": _is_grasped, "lifted": _is_lifted, "near_goal": _is_near_goal}
+
     def assist(self, view: View) -> dict[str, Array]:
         return {"cube": view["goal.pos"] - view["cube.pos"]}
 
     def expert(self, view: View, offset_m: Array) -> Aim:
         return picking_aim(view, "cube", offset_m)
+
+
+def _is_grasped(view: View) -> Array:
+    """Returns whether the tool is at the cube with fingers as far apart as the cube is wide, within 1 cm."""
+    error_m = finger_width(view) - grip_width(view, "cube")
+    return (error_m > -0.01) & (error_m < 0.01) & (norm(view["cube_in_tool.pos"]) < _GRASPED_M)
+
+
+def _is_lifted(view: View) -> Array:
+    return view["cube.pos"][:, 2] > view["cube.half_size"][:, 2] + _LIFTED_M
+
+
+def _is_near_goal(view: View) -> Array:
+    return norm(view["cube.pos"] - view["goal.pos"]) < _NEAR_GOAL_M
 
 
 def goal_in_the_air(rng: EpisodeRng) -> Array:

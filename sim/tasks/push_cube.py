@@ -1,6 +1,7 @@
 """Push a cube over the table to a mark, with the gripper shut."""
 
 import math
+from collections.abc import Callable
 
 import mujoco
 
@@ -18,6 +19,7 @@ from robot_rl.sim.variation import Variation
 HALF_SIZE_M = 0.025
 GOAL_RADIUS_M = 0.025
 _AT_REST_M_S = 0.05
+_NEAR_GOAL_M = 0.06
 _TOOL_HEIGHT_M = 0.02
 _ABOVE_M = 0.09
 _BEHIND_M = 0.02
@@ -89,6 +91,12 @@ class PushCube(Task):
         apart = norm(view["cube_in_tool.pos"]) - _half_width(view)
         near = namespace(apart).clip(apart, 0.0, None)
         return 0.3 * closeness(near, 0.1) + 0.7 * closeness(self._distance(view), 0.1)
+
+    def predicates(self) -> dict[str, Callable[[View], Array]]:
+        return {
+            "near_goal": lambda view: self._distance(view) < _NEAR_GOAL_M,
+            "at_goal": lambda view: self._distance(view) < GOAL_RADIUS_M,
+        }
 
     def assist(self, view: View) -> dict[str, Array]:
         way = view["goal.pos"] - view["cube.pos"]

@@ -1,5 +1,7 @@
 """Bring the tool to a point in the air."""
 
+from collections.abc import Callable
+
 import mujoco
 
 from robot_rl.core.arrays import namespace, norm
@@ -10,6 +12,8 @@ from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
 
 GOAL_RADIUS_M = 0.02
+_RAISED_M = 0.4
+"""The highest goal; the tool begins 12 cm lower."""
 
 
 class Reach(Task):
@@ -41,6 +45,9 @@ class Reach(Task):
 
     def dense_reward(self, view: View) -> Array:
         return closeness(self._distance(view), 0.1)
+
+    def predicates(self) -> dict[str, Callable[[View], Array]]:
+        return {"raised": lambda view: view["tool.pos"][:, 2] > _RAISED_M}
 
     def expert(self, view: View, offset_m: Array) -> Aim:
         still = namespace(offset_m).zeros_like(offset_m[:, 0])
