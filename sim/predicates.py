@@ -20,7 +20,8 @@ def predicates_of(task: Task) -> Mapping[str, Callable[[View], Array]]:
     """Returns the predicates of a task by name, functions of the view to (B,) bool.
 
     Every task has `solved`, its own success; those of robots with one tool have `tool_near_<thing>` for each
-    thing whose `<thing>.pos` they name; `tool_still` where it names `tool.linvel`. `Task.predicates` adds to them.
+    thing whose `<thing>.pos` they name; `tool_still` where `tool.linvel` is named. `Task.predicates` adds
+    others.
     """
     quantities = (*task.observation, *task.privileged)
     found: dict[str, Callable[[View], Array]] = {"solved": lambda view: task.evaluate(view)["success"]}
