@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from robot_rl.hal.leased import EnvDevice
     from robot_rl.hal.vector import VectorEnv
     from robot_rl.rollout.evaluate import EvalResult
+    from robot_rl.train.pictures import Photographer
 
 SUMMARY = "measure the success of a policy on held-out seeds"
 
@@ -30,6 +32,7 @@ Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episode
                          [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...]
                          [instruction=<text>] [dataset=<folder>] [--json]
        ... [variation=fixed|varied|held_out] [resets.bank=<folder>] [resets.evaluate=<class>]
+           [video=<file>.mp4] [video_episodes=9]
 
 lease_wait_s=600 waits up to 600 s if other programs hold all slots of the simulator.
 
@@ -71,6 +74,7 @@ Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 episodes=1000 --json
   robot-rl evaluate run=runs/20261121-101500-pick_cube_pixels-seed3 looks=held_out
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 variation=held_out
+  robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 video=grid.mp4 video_episodes=16
   robot-rl evaluate run=runs/20261121-101500-two_robots-seed3 robot=gantry
   robot-rl evaluate run=runs/20261125-101500-four_tasks-seed3 robot=reach instruction="open the drawer"
   robot-rl evaluate policy=runs/20261125-101500-four_tasks-seed3 robot=push_cube episodes=50
@@ -130,6 +134,9 @@ class EvaluateCommandConfig:
     """Threads of a `policy` on the CPU."""
     lease_wait_s: float = 0.0
     """Longest wait for a free slot of the simulator."""
+    video: str | None = None
+    """New file .mp4: the first `video_episodes` episodes of each robot side by side; no film if None."""
+    video_episodes: int = 9
 
     def __post_init__(self) -> None:
         require(0 <= self.disturb <= 1, "disturb", self.disturb, "0 to 1")
@@ -142,6 +149,9 @@ class EvaluateCommandConfig:
                 "run: give either run=runs/<folder>, to repeat its evaluation, or policy=<folder>, a saved "
                 "policy."
             )
+        film, shown = self.video, self.video_episodes
+        require(film is None or film.endswith(".mp4"), "video", film, "a file name that ends in .mp4")
+        require(1 <= shown <= 36, "video_episodes", shown, "1 to 36")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
         given_by, others = "run", ("seed", "n_exec", "device", "torch_threads", "dataset")
@@ -197,8 +207,10 @@ def _evaluate(words: list[str]) -> Outcome:
             opened(device, holder=f"evaluate {case.who}", wait_s=options.lease_wait_s) as env,
             ProgressDisplay() as display,
             display.phase(f"evaluate {name}".strip(), case.episodes, unit="episodes") as progress,
+            _film(env, name, options) as watch,
         ):
-            results[name] = case.play(env, disturb=options.disturb, on_batch=progress.update)
+            how: dict[str, Any] = {"disturb": options.disturb, "on_batch": progress.update}
+            results[name] = case.play(env, **how, watch=watch)
             tasks[name] = env.task
     task, differs = ", ".join(dict.fromkeys(tasks.values())), case.differs or _difference(options)
     found = to_json(results)
@@ -211,6 +223,25 @@ def _evaluate(words: list[str]) -> Outcome:
         compared = "" if options.run is None else f", {_compared(matches, recorded, differs)}"
         print(f"{tasks.get(name, task)}, {who}: {_outcome(part)}; actions {part['digest'][:16]}{compared}")
     return int(matches is False), {"task": task, **case.facts, "matches": matches, **found}
+
+
+@contextmanager
+def _film(env: VectorEnv, name: str, options: EvaluateCommandConfig) -> Generator[Photographer | None]:
+    """Yields what films the first episodes, if a film is wanted, and writes it after the block."""
+    if options.video is None:
+        yield None
+        return
+    import numpy as np
+
+    from robot_rl.train.config import VideoConfig
+    from robot_rl.train.pictures import Photographer
+
+    config = VideoConfig(episodes=options.video_episodes, failures=0)
+    with closing(Photographer(env, np.zeros(0, np.uint64), config)) as photographer:
+        yield photographer
+        path = Path(options.video)
+        path = path.with_stem(f"{path.stem}-{name}") if name else path
+        print(f"film: {photographer.save_grid(path)}", file=sys.stderr)
 
 
 def _matches(recorded: Mapping[str, Any] | None, found: Mapping[str, Any]) -> bool | None:

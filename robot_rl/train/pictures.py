@@ -77,6 +77,19 @@ class Photographer:
             entries.append({"file": name, "phase": phase, "seed": int(self._seeds[index])})
         return entries
 
+    def save_grid(self, path: Path) -> Path:
+        """Writes all films as one, side by side; an episode that has ended keeps its last picture."""
+        films = [self._films[index] for index in sorted(self._films)]
+        length, columns = max(map(len, films)), math.ceil(math.sqrt(len(films)))
+        rows = math.ceil(len(films) / columns)
+        height, width = films[0][0].shape[:2]
+        grid = np.zeros((length, rows * height, columns * width, 3), np.uint8)
+        for place, film in enumerate(films):
+            top, left = height * (place // columns), width * (place % columns)
+            shown = np.stack([*film, *film[-1:] * (length - len(film))])
+            grid[:, top : top + height, left : left + width] = shown
+        return write_video(path, grid, self._fps)
+
 
 def _pencil(env: VectorEnv, camera: str) -> tuple[Callable[[int], Array], Callable[[], None]]:
     """Returns what draws a row of an env, and what frees it.

@@ -25,7 +25,7 @@ from robot_rl.sim.backends import mujoco_cpu
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train import base, checkpoint
+from robot_rl.train import base, checkpoint, pictures
 from robot_rl.train.config import RunConfig, VideoConfig
 from robot_rl.train.phases import resume, run
 from robot_rl.train.pictures import Photographer
@@ -87,7 +87,9 @@ def test_what_learned_on_a_gpu_acts_on_a_machine_without_one(
     )
     (folder / "config.yaml").write_text(with_checksum_line(settings))
     assert load_config_here(folder, at="run") == (small(tmp_path), "cuda:3")
-    assert main(["evaluate", f"run={folder}"]) == 0
+    film = tmp_path / "grid.mp4"
+    assert main(["evaluate", f"run={folder}", f"video={film}", "video_episodes=2"]) == 0
+    assert film.stat().st_size > 1000
     assert "not compared with those of training: there the policy acted on cuda:3" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="device: got 'cuda:3', allowed on this machine: cpu"):
         resume(folder)  # what goes on with the training needs the device
@@ -210,6 +212,26 @@ def test_the_photographer_films_the_first_and_keeps_the_last_picture_of_failures
         "final-seed102.png",
     ]
     assert [path.name for path in (tmp_path / "videos").iterdir()] == ["final-seed100.mp4"]
+
+
+def test_films_side_by_side_last_as_long_as_the_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three episodes of 1, 2 and 3 pictures, in shades of their number: two columns, and a black place."""
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(mujoco_cpu, "Renderer", Chalk)
+    monkeypatch.setattr(
+        pictures, "write_video", lambda path, frames, fps: written.update(frames=frames, fps=fps)
+    )
+    env = make_env(EnvConfig(task="reach", num_threads=1), 3, autoreset="disabled")
+    photographer = Photographer(env, np.zeros(0, np.uint64), VideoConfig(episodes=3, failures=0))
+    photographer._films = {
+        row: [np.full((2, 4, 3), 10 * row + step, np.uint8) for step in range(1, row + 2)] for row in range(3)
+    }
+    photographer.save_grid(tmp_path / "grid.mp4")
+    assert (written["frames"].shape, written["fps"]) == ((3, 4, 8, 3), 20.0)
+    shades = written["frames"][:, ::2, ::4, 0].reshape(3, 4)
+    assert shades.tolist() == [[1, 11, 21, 0], [1, 12, 22, 0], [1, 12, 23, 0]]
 
 
 def test_an_env_that_cannot_draw_is_refused() -> None:
