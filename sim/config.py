@@ -82,7 +82,8 @@ class EnvConfig:
 
     kind: str = "sim"
     """`sim`: a task of ours. `gym`: whatever `gymnasium.make` makes. `process`: the same in processes, of
-    another Python if wanted. Or the name of a plug-in's simulator."""
+    another Python if wanted. `world`: a world model, whose folder is `id`. Or the name of a plug-in's
+    simulator."""
     id: str | None = None
     """But for kind=sim: `Hopper-v5`, or `package:Name-v0`. Read too: `settings`."""
     settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
@@ -205,7 +206,12 @@ class EnvConfig:
         require(len(given) in (0, 1, len(self.cameras)), f"env.{name}", given, allowed)
 
     def evaluated(self) -> EnvConfig:
-        """Returns the same with the starts of evaluations, and on the CPU engine, whose numbers repeat."""
+        """Returns the same with the starts of evaluations, and on the CPU engine, whose numbers repeat.
+
+        Of a world model it is the env that the model imitates: the real one alone judges.
+        """
+        if self.kind in table("imitated"):
+            return resolve("imitated", self.kind, at="env.kind")(self.id).evaluated()
         return replace(self, resets=self.resets.evaluated(), engine="mujoco", engine_device=None)
 
     def unseen(self) -> EnvConfig:

@@ -354,9 +354,10 @@ APART = (
     "robot_rl/bench/ppo.py",
     "robot_rl/testing/devices.py",
     "robot_rl/resets/workbench.py",
+    "robot_rl/train/imagine.py",
 )
 """What measures an env layer by layer, Stable-Baselines3's own loops, the fake robot, and what is given
-simulations that `robot-rl resets` has opened."""
+simulations that a command has opened."""
 
 
 def makes_env(node: ast.AST) -> str:

@@ -15,6 +15,7 @@ from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.inventory import discover
 from robot_rl.sched.lease import wall_s
 from robot_rl.sched.leases import Lease, LeaseStore
+from robot_rl.worlds.inventory import specs as world_specs
 
 SUMMARY = "list CPU, GPUs, simulators and robots, and the programs that hold them"
 
@@ -33,7 +34,7 @@ def run(argv: list[str]) -> int:
     words = parser.parse_args(argv)
     store = LeaseStore()
     _clear(store, words.words)
-    specs, leases = discover(), store.active()
+    specs, leases = [*discover(), *world_specs()], store.active()
     console = Console()
     console.print(device_table(specs, leases))
     for lease in leases:

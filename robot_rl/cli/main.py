@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "report": "robot_rl.cli.report",
     "reward": "robot_rl.cli.reward",
     "resets": "robot_rl.cli.resets",
+    "worlds": "robot_rl.cli.worlds",
     "new": "robot_rl.cli.new",
     "deploy": "robot_rl.cli.deploy",
     "arm": "robot_rl.cli.arm",

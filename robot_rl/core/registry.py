@@ -93,6 +93,10 @@ TABLE: dict[str, dict[str, str]] = {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",
         "gym": "robot_rl.envs.gym:GymVectorEnv",
         "process": "robot_rl.envs.process:ProcessVectorEnv",
+        "world": "robot_rl.worlds.env:WorldEnv",
+    },
+    "imitated": {
+        "world": "robot_rl.worlds.inventory:env_of",
     },
     "kinematics": {
         "mujoco": "robot_rl.sim.kinematics:Kinematics",

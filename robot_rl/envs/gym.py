@@ -26,7 +26,7 @@ from robot_rl.core.errors import ConfigError, RenderError, RobotRLError, require
 from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
 from robot_rl.envs import foreign
 from robot_rl.envs.foreign import EnvError, Envs
-from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask
+from robot_rl.hal.vector import Array, Obs, VectorEnv, finite_actions, next_episodes, row_mask
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class GymVectorEnv(VectorEnv):
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Advances the active envs by one control step; the others stay, with reward 0."""
-        commanded = self._checked(actions)
+        commanded = finite_actions(self, actions)
         if not self._is_begun:
             raise RobotRLError(f"{self.task}: step before the first reset. Call reset(seed=...) first.")
         rows = row_mask(active, self.num_envs)
@@ -136,15 +136,6 @@ class GymVectorEnv(VectorEnv):
             infos |= {"final_info": {"success": success.copy()}, "_final_info": ended}
             self._begin(ended, self._episode + np.uint64(1))
         return self._shown(), reward, terminated, truncated, infos
-
-    def _checked(self, actions: Array) -> Array:
-        actions = np.asarray(actions, np.float32)
-        need = (self.num_envs, len(self.action_names))
-        if actions.shape != need:
-            raise ConfigError(f"{self.task}: got actions of shape {actions.shape}, need {need}")
-        if not np.isfinite(actions).all():
-            raise RobotRLError(f"{self.task}: an action is not finite. Look at the policy's weights.")
-        return np.clip(actions, -1.0, 1.0)
 
     def _play(self, rows: Array, actions: Array) -> None:
         """Takes a step of these rows with their actions (B, A) in [-1, 1]; a lost episode is cut off."""

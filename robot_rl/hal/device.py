@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import gymnasium
 
-from robot_rl.core.errors import ConfigError, LeaseError, nearest, require
+from robot_rl.core.errors import ConfigError, DeviceError, LeaseError, nearest, require
 from robot_rl.hal.health import Health
 from robot_rl.hal.vector import VectorEnv
 
@@ -45,6 +45,8 @@ class DeviceSpec:
     observation_space: gymnasium.Space[Any] | None = None
     """Of one env; None where the task decides it."""
     action_space: gymnasium.Space[Any] | None = None
+    refusal: Callable[[], str] | None = field(default=None, compare=False, repr=False)
+    """Returns why no lease of it is given now, a sentence, or an empty text; None: one is always given."""
     last_token: Callable[[], int] | None = field(default=None, compare=False, repr=False)
     """Returns the largest fencing token that the device itself remembers; None where it remembers none."""
 
@@ -67,6 +69,15 @@ class DeviceSpec:
                 f"{at}.caps: got {', '.join(sorted(impossible))}, but matter cannot be put into a state; "
                 "remove it, or set real=False."
             )
+
+    def require_trusted(self) -> None:
+        """Passes unless no lease of the device is given now.
+
+        Raises:
+            DeviceError: says why.
+        """
+        if self.refusal is not None and (why := self.refusal()):
+            raise DeviceError(why)
 
     def to_json(self) -> dict[str, Any]:
         """Returns what can be written down, ready for `json.dumps`."""

@@ -162,6 +162,7 @@ class EnvDevice:
     def open(self, lease: LeaseLike) -> LeasedEnv:
         """Returns a fresh env; those of older leases of its slots are closed. See `Device`."""
         self.monitor.require_usable()
+        self.spec.require_trusted()
         self._fence.admit(lease)
         for held in list(self._open):
             if held[0].token < lease.token and set(held[0].slot_ids) & set(lease.slot_ids):

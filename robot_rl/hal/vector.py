@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from robot_rl.core.arrays import Array, copied, is_array, like, namespace
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.hal.safety import SafetyLimits
 
 Obs = dict[str, Array]
@@ -226,6 +226,22 @@ def set_state_spaces(env: VectorEnv) -> None:
     env.single_action_space = box(-1.0, 1.0, (len(env.action_names),), np.float32)
     env.observation_space = batch(env.single_observation_space, env.num_envs)
     env.action_space = batch(env.single_action_space, env.num_envs)
+
+
+def finite_actions(env: VectorEnv, actions: Array) -> Array:
+    """Returns actions (B, A) of an env in numpy arrays, clipped into [-1, 1].
+
+    Raises:
+        ConfigError: another shape.
+        RobotRLError: one is not finite.
+    """
+    actions = np.asarray(actions, np.float32)
+    need = (env.num_envs, len(env.action_names))
+    if actions.shape != need:
+        raise ConfigError(f"{env.task}: got actions of shape {actions.shape}, need {need}")
+    if not np.isfinite(actions).all():
+        raise RobotRLError(f"{env.task}: an action is not finite. Look at the policy's weights.")
+    return np.clip(actions, -1.0, 1.0)
 
 
 def row_mask(mask: Array | None, num_envs: int) -> Array:

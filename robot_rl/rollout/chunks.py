@@ -99,6 +99,7 @@ class ChunkSource:
             ended=self._tensor(np.stack([ended(done) for done in executed], axis=1)),
             steps=self._tensor(np.stack([done.valid.sum(axis=1) for done in executed], axis=1)),
             policy_version=self._weights.version,
+            source=executed[0].infos.get("source", "sim"),
         )
 
     def _worth(self, done: ChunkStep) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,8 @@ from robot_rl.hal.host import HostEnv
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.past_env import PastEnv, without_past
-from robot_rl.sched.inventory import simulator_of
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.worlds.inventory import device_spec
 
 if TYPE_CHECKING:
     from robot_rl.rollout.policy_expert import TrueEnvs
@@ -52,7 +52,7 @@ def simulation(
     if draws and config.kind in ("gym", "process"):
         config = replace(config, settings={"render_mode": "rgb_array", **config.settings})
     return EnvDevice(
-        simulator_of(config.kind, config.engine),
+        device_spec(config),
         lambda _: make_env(config, num_envs, autoreset=autoreset, tensors=tensors),
     )
 

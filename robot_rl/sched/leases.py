@@ -186,6 +186,7 @@ class LeaseStore:
             )
         if not ttl_s > 0:
             raise LeaseError(f"lease of {spec.name}: got ttl_s {ttl_s}, allowed: above 0.")
+        spec.require_trusted()
         deadline_s = time.monotonic() + wait_s
         ticket: int | None = None
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.sched.inventory import cpu_spec, simulator_of
+from robot_rl.sched.inventory import cpu_spec
+from robot_rl.worlds.inventory import device_spec
 
 if TYPE_CHECKING:
     from robot_rl.train.config import RunConfig
@@ -20,9 +21,8 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     station's arm has one.
     """
     cpu = cpu_spec()
-    engines = dict.fromkeys((config.env.engine, config.env.evaluated().engine))
-    simulators = [(simulator_of(config.env.kind, engine), 1) for engine in engines]
-    found = [(cpu, min(config.torch_threads, cpu.slots)), *simulators]
+    simulators = {spec.name: (spec, 1) for spec in map(device_spec, (config.env, config.env.evaluated()))}
+    found = [(cpu, min(config.torch_threads, cpu.slots)), *simulators.values()]
     if config.station is not None:
         from robot_rl.real.claim import device_of  # only where a station is used
         from robot_rl.real.station import load_station

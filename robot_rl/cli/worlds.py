@@ -1,0 +1,351 @@
+"""`robot-rl worlds`: fits world models to recorded episodes, and says how far they can be believed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robot_rl.cli.command import Outcome, run_command
+from robot_rl.core.errors import ConfigError, DatasetError, nearest, require
+from robot_rl.core.files import at_home, read_json, write_json
+from robot_rl.core.room import check_room
+from robot_rl.sim.config import EnvConfig
+from robot_rl.worlds.config import WorldSettings
+
+if TYPE_CHECKING:
+    from robot_rl.worlds.build import RealEnv
+    from robot_rl.worlds.saved import World
+
+SUMMARY = "fit a world model to recorded episodes, and measure how far it can be believed"
+
+_HELP = """\
+Usage: robot-rl worlds fit data=<dataset>[,<dataset>...] out=<folder> [env.<setting>=...] [model.members=5]
+                           [model.stride=4] [fit.updates=6000] [outcome=predicate|classifier] [curve=false]
+                           [seed=0] [torch_threads=1] [lease_wait_s=0] [--json]
+       robot-rl worlds audit world=<folder> [data=<newer dataset>,...] [--json]
+       robot-rl worlds imagine world=<folder> policy=<run or policy> [episodes=100] [video=2] [seed=0]
+                               [settings.<name>=...] [--json]
+       robot-rl worlds report world=<folder> [--json]
+
+fit      learns how the state of an env goes on from recorded episodes: of `robot-rl collect`, or of a run's
+         `experience`. 70 % of the episodes are learned from, 15 % calibrate, 15 % only judge. Failures and
+         exploration must be among them: a model of successes alone expects success. The folder is a device
+         of kind `world` (robot-rl devices), which gives no lease while the model is not believed. The same
+         command goes on after a kill. curve=true also draws the error against the number of episodes.
+audit    measures the model again; with data=, whether it is surprised by newer real episodes.
+imagine  plays a policy in the model and in the env that it imitates, from the same starts, and notes the
+         difference. video= films that many episodes of both, next to each other.
+report   prints what is known, and draws calibration.png.
+
+Learn in the model with any recipe, evaluated in the real env:
+  robot-rl train recipe=reinflow env.kind=world env.id=<folder> demos.path=<dataset>
+                 bc.policy=<run>/policy/base
+
+Examples:
+  robot-rl collect task=push_cube episodes=300 bias_m=0.02 noise_m=0.02 out=demos/push
+  robot-rl worlds fit data=demos/push out=worlds/push
+  robot-rl worlds imagine world=worlds/push policy=runs/<folder> video=2
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitCommand(WorldSettings):
+    """Settings of `worlds fit`."""
+
+    data: tuple[str, ...]
+    """Folders of datasets."""
+    out: str
+    """New folder."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """What the episodes were recorded in; task and robot are those of the dataset."""
+    curve: bool = False
+    """Whether to fit models of fewer episodes too, and draw the curve."""
+    seed: int = 0
+    torch_threads: int = 1
+    device: str = "cpu"
+    lease_wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(bool(self.data), "data", list(self.data), "folders of datasets")
+        require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
+        require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowCommand:
+    """Settings of `worlds audit`, `imagine` and `report`."""
+
+    world: str
+    """Folder of the model."""
+    data: tuple[str, ...] = ()
+    """Of `audit`: newer real episodes."""
+    policy: str | None = None
+    """Of `imagine`: a run folder, or that of a policy."""
+    episodes: int = 100
+    video: int = 0
+    """Of `imagine`: episodes to film."""
+    settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Of `imagine`: those of imagined episodes, as `env.settings` of a run."""
+    seed: int = 0
+    torch_threads: int = 1
+    lease_wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(1 <= self.episodes <= 10_000, "episodes", self.episodes, "1 to 10000")
+        require(0 <= self.video <= 16, "video", self.video, "0 to 16")
+        require(0 <= self.seed < 100_000, "seed", self.seed, "0 to 99999")
+
+
+def run(argv: list[str]) -> int:
+    """Runs a sub-command and prints what it found."""
+    return run_command(argv or ["--help"], _HELP, _run)
+
+
+def _run(words: list[str]) -> Outcome:
+    commands = {"fit": _fit, "audit": _audit, "imagine": _imagine, "report": _report}
+    if words[0] not in commands:
+        raise ConfigError(
+            f"worlds: no sub-command {words[0]!r}.{nearest(words[0], commands)} `robot-rl worlds --help`"
+        )
+    return commands[words[0]](words[1:])
+
+
+def _fit(words: list[str]) -> Outcome:
+    from robot_rl.config import load  # Hydra and torch: not for --help
+
+    options = load(FitCommand, words, config_name="worlds-fit")
+    out = Path(at_home(options.out))
+    if (out / "world.json").exists():
+        raise DatasetError(
+            f"out: {str(out)!r} has a world model already. Choose another folder, or remove it."
+        )
+    check_room(out, at="out")
+    import torch
+
+    from robot_rl.telemetry.progress import ProgressDisplay
+    from robot_rl.worlds.build import fitted, learning_curve, read_history
+    from robot_rl.worlds.inventory import enter
+    from robot_rl.worlds.plots import draw_calibration, draw_curve
+
+    torch.set_num_threads(options.torch_threads)
+    real = _real_env(options.env, options.data[0], options.lease_wait_s)
+    _keep_settings(out, options)
+    with ProgressDisplay() as display:
+        history = read_history(options.data, real.meta, display.message)
+        display.message(
+            f"{history.num_episodes} episodes of {real.meta.task} on {real.meta.robot}, {history.steps:,} "
+            f"control steps, {history.solved().mean():.0%} solved"
+        )
+        with display.phase("fit", options.fit.updates, unit="updates") as progress:
+            world, played = fitted(
+                history,
+                real,
+                options,
+                seed=options.seed,
+                folder=out,
+                shown=lambda done, found: progress.update(done, note=f"error {found['held_out_error']:.3f}"),
+            )
+        if options.curve:
+            with display.phase("curve", 4, unit="models") as progress:
+                rows = learning_curve(history, options, seed=options.seed, shown=progress.update)
+            draw_curve(out / "curve.png", real.meta.task, rows)
+            write_json(out / "curve.json", rows)
+    world.save(out)
+    enter(out)
+    draw_calibration(out / "calibration.png", str(out), world.report.depths, world.calibration, played)
+    return 0, _print(out, world)
+
+
+def _keep_settings(out: Path, options: FitCommand) -> None:
+    """Makes the folder, or refuses to go on with a fit of other settings."""
+    from robot_rl.config import plain
+
+    path, settings = out / "fit.json", plain(options)
+    if path.is_file():
+        before = read_json(path, DatasetError, f"Remove {out}.")
+        differs = sorted(name for name in settings if settings[name] != before.get(name))
+        if differs:
+            raise DatasetError(
+                f"out: {str(out)!r} has an unfinished fit with other settings ({', '.join(differs)}). "
+                "Give the same command to go on with it, or remove the folder."
+            )
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(path, settings, is_checked=True)
+
+
+def _real_env(env: EnvConfig, data: str, wait_s: float) -> RealEnv:
+    """Returns what the episodes of a dataset are of."""
+    from robot_rl.data.demos import open_demonstrations
+    from robot_rl.rollout.envs import simulation
+    from robot_rl.sched.opened import opened
+    from robot_rl.worlds.build import RealEnv
+    from robot_rl.worlds.saved import imitated
+
+    meta = open_demonstrations(data)[1]
+    if env.kind == "sim":
+        env = replace(env, task=meta.task, robot=env.robot or meta.robot)
+    env = imitated(env)
+    with opened(simulation(env, 1), holder=f"worlds {meta.task}", wait_s=wait_s) as found:
+        return RealEnv.of(env, found)
+
+
+def _audit(words: list[str]) -> Outcome:
+    options, folder, world = _shown(words)
+    from robot_rl.worlds.audit import judged, shift_of
+    from robot_rl.worlds.build import read_history
+
+    report = world.report
+    if options.data:
+        newer = read_history(options.data, world.meta, print)
+        report = replace(report, shift=shift_of(world, newer))
+    world.save_report(folder, judged(world, report))
+    return 0, _print(folder, world)
+
+
+def _imagine(words: list[str]) -> Outcome:
+    options, folder, world = _shown(words)
+    if options.policy is None:
+        raise ConfigError("policy: missing, `worlds imagine` needs it: policy=<run folder>.")
+    from robot_rl.core.seeding import quick_eval_seeds
+    from robot_rl.data.episodes import EpisodesMeta
+    from robot_rl.train.collect import open_policy
+    from robot_rl.train.imagine import judge_in_both
+    from robot_rl.worlds.audit import judged
+    from robot_rl.worlds.env import ImaginedConfig
+
+    policy, meta, _ = open_policy(options.policy)
+    shown = {name: getattr(meta, name) for name in EpisodesMeta.__dataclass_fields__}
+    world.check(EpisodesMeta(**shown), at="policy")
+    seeds = quick_eval_seeds(options.seed, options.episodes)
+    settings = ImaginedConfig.of({"gate": False, **options.settings})
+    with (
+        _simulations(world, min(50, options.episodes), options.lease_wait_s) as real,
+        _film(world, options) as film,
+    ):
+        if film is not None:
+            film.begin(seeds)
+        watch = None if film is None else film.watch
+        how: dict[str, Any] = {"seeds": seeds, "n_exec": meta.n_exec, "settings": settings, "watch": watch}
+        both = judge_in_both(world, real, policy, **how)
+    report = replace(world.report, imagined_success=both.imagined.rate, real_success=both.real.rate)
+    world.save_report(folder, judged(world, report))
+    films = [] if film is None else _write_films(folder, film, world.meta.control_hz)
+    for name, found in (("imagined", both.imagined), ("real", both.real)):
+        low, high = found.interval
+        print(f"{name}: {found.rate:.1%} success ({low:.1%} to {high:.1%}) of {options.episodes} episodes")
+    print(
+        f"bias {both.imagined.rate - both.real.rate:+.1%}; the gate would cut {both.cut:.0%} of the episodes"
+    )
+    facts = {
+        "imagined": both.imagined.to_json(),
+        "real": both.real.to_json(),
+        "cut": both.cut,
+        "films": films,
+    }
+    return 0, {**_print(folder, world), **facts}
+
+
+@contextmanager
+def _simulations(world: World, num_envs: int, wait_s: float) -> Generator[Any]:
+    """Opens the env that a model imitates, under a lease."""
+    from robot_rl.rollout.envs import simulation
+    from robot_rl.sched.opened import opened
+
+    with opened(simulation(world.env, num_envs), holder=f"worlds {world.meta.task}", wait_s=wait_s) as env:
+        yield env
+
+
+@contextmanager
+def _film(world: World, options: ShowCommand) -> Generator[Any]:
+    """Yields what films, with simulations of its own; None if no film is wanted."""
+    from robot_rl.train.imagine import Film
+
+    if not options.video:
+        yield None
+        return
+    require(world.env.kind == "sim", "video", options.video, "0 but with a task of ours")
+    with _simulations(world, options.video, options.lease_wait_s) as env:
+        yield Film(env.env, options.video)
+
+
+def _write_films(folder: Path, film: Any, hz: float) -> list[str]:
+    """Writes one film for each episode, the real one left."""
+    import numpy as np
+
+    from robot_rl.telemetry.video import write_video
+    from robot_rl.worlds.plots import draw_side_by_side
+
+    written = list[str]()
+    for number, (real, imagined) in enumerate(zip(film.frames["real"], film.frames["imagined"], strict=True)):
+        path = folder / f"imagined-{number}.mp4"
+        write_video(path, draw_side_by_side(np.stack(real), np.stack(imagined)), hz)
+        written.append(str(path))
+        print(f"{path}: the real episode left, the imagined one right")
+    return written
+
+
+def _report(words: list[str]) -> Outcome:
+    _, folder, world = _shown(words)
+    from robot_rl.worlds.calibration import played_by_depth
+    from robot_rl.worlds.history import AUDIT, Windows
+    from robot_rl.worlds.plots import draw_calibration
+
+    windows = Windows(world.history, world.history.split(AUDIT), stride=world.model.config.stride)
+    played = played_by_depth(world.model, windows, seed=1)
+    path = folder / "calibration.png"
+    draw_calibration(path, str(folder), world.report.depths, world.calibration, played)
+    print(path)
+    return 0, _print(folder, world)
+
+
+def _shown(words: list[str]) -> tuple[ShowCommand, Path, World]:
+    from robot_rl.config import load
+
+    options = load(ShowCommand, words, config_name="worlds")
+    import torch
+
+    from robot_rl.worlds.inventory import enter
+    from robot_rl.worlds.saved import load_world
+
+    torch.set_num_threads(options.torch_threads)
+    folder = Path(at_home(options.world))
+    world = load_world(folder)
+    enter(folder)
+    return options, folder, world
+
+
+def _print(folder: Path, world: World) -> dict[str, Any]:
+    """Prints what is known of a model; returns it for --json."""
+    from rich.console import Console
+
+    from robot_rl.cli.tables import table_of
+    from robot_rl.worlds.inventory import world_spec
+
+    report, spec = world.report, world_spec(folder)
+    rows = [{name: f"{value:.3g}" for name, value in row.items()} for row in report.depths]
+    Console(width=None if sys.stdout.isatty() else 160).print(
+        table_of(
+            rows, f"{folder}: {world.meta.task} on {world.meta.robot}, by strides ahead, on the third split"
+        )
+    )
+    failures, successes = report.replayed
+    size = world.model.config
+    print(
+        f"version {report.version}, {report.episodes} episodes, {report.real_steps:,} real control steps; "
+        f"{size.members} members, strides of {size.stride} control steps, success by {world.outcome.kind}"
+    )
+    if report.false_success is not None:
+        print(f"replayed real failures that succeed: {report.false_success:.0%} of {failures}")
+    if report.missed_success is not None:
+        print(f"replayed real successes that fail: {report.missed_success:.0%} of {successes}")
+    if report.shift is not None:
+        print(f"disagreement about newer episodes: {report.shift:.2f} times that of the third split")
+    print(f"device {spec.name}: {spec.labels['trust']}")
+    for reason in report.reasons[1:]:
+        print(f"  and: {reason}")
+    return {"world": str(folder), "device": spec.name, "outcome": world.outcome.kind, **asdict(report)}

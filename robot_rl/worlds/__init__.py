@@ -1,0 +1,1 @@
+"""World models: learned simulators that say how far they can be believed."""

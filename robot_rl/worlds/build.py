@@ -1,0 +1,134 @@
+"""From recorded episodes to a world model on the disk: the settings, and the fit that survives a kill."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robot_rl.core.files import temporary_of
+from robot_rl.data.demos import load_episodes
+from robot_rl.data.episodes import EpisodesMeta, episodes_meta
+from robot_rl.sim.config import EnvConfig
+from robot_rl.worlds.audit import measured
+from robot_rl.worlds.calibration import Played
+from robot_rl.worlds.config import WorldSettings
+from robot_rl.worlds.fit import Fitter, new_model
+from robot_rl.worlds.history import TRAIN, History
+from robot_rl.worlds.outcome import outcome_of
+from robot_rl.worlds.saved import World
+
+_CHECKPOINT = ".fitting.pt"
+_CHECKPOINT_S = 30.0
+_CURVE = (0.125, 0.25, 0.5, 1.0)
+"""Shares of the episodes to learn from, of the curve of error against their number."""
+
+
+@dataclass(frozen=True)
+class RealEnv:
+    """What a model imitates."""
+
+    env: EnvConfig
+    meta: EpisodesMeta
+    horizon: int
+    """Control steps of an episode."""
+
+    @classmethod
+    def of(cls, env: EnvConfig, real: Any) -> RealEnv:
+        """Returns it from one of its envs; `env` has the settings with which that was made."""
+        return cls(env, episodes_meta(real), int(real.horizon))
+
+
+def read_history(folders: tuple[str, ...], expect: EpisodesMeta, say: Callable[[str], None]) -> History:
+    """Returns the real experience in some datasets.
+
+    Raises:
+        DatasetError: a dataset is of another task, robot or state, or has imagined steps.
+    """
+    parts = list[History]()
+    for folder in folders:
+        episodes = load_episodes(folder, expect=expect, say=say)
+        parts.append(History.of(episodes))
+    return replace(History.joined(parts), meta=expect)
+
+
+def fitted(
+    history: History,
+    real: RealEnv,
+    settings: WorldSettings,
+    *,
+    seed: int,
+    version: int = 1,
+    before: World | None = None,
+    folder: Path | None = None,
+    shown: Callable[[int, Mapping[str, float]], None] | None = None,
+) -> tuple[World, list[Played]]:
+    """Fits, calibrates and audits a model.
+
+    Args:
+        history: real episodes.
+        real: what they are of.
+        settings: sizes, updates and limits.
+        seed: of weights and batches.
+        version: of the model.
+        before: the model of fewer episodes whose weights it begins with.
+        folder: keeps a checkpoint, from which the next call goes on; removed at the end.
+        shown: called with the updates and metrics now and then.
+
+    Raises:
+        DatasetError: too few episodes.
+    """
+    model = new_model(settings.model, history, seed=seed)
+    if before is not None:
+        model.load_state_dict(before.model.state_dict())
+    fitter = Fitter(model, history, settings.fit, seed=seed)
+    checkpoint = None if folder is None else folder / _CHECKPOINT
+    if checkpoint is not None and checkpoint.is_file():
+        fitter.load_state_dict(torch.load(checkpoint, weights_only=False))
+    saved_s = time.monotonic()
+
+    def note(updates: int, metrics: Mapping[str, float]) -> None:
+        nonlocal saved_s
+        if shown is not None:
+            shown(updates, metrics)
+        if checkpoint is not None and time.monotonic() - saved_s > _CHECKPOINT_S:
+            _save(checkpoint, fitter.state_dict())
+            saved_s = time.monotonic()
+
+    fitter.run(note)
+    outcome = outcome_of(history, settings.outcome, seed=seed)
+    found = measured(
+        model, outcome, history, env=real.env, horizon=real.horizon, limits=settings.trust, version=version
+    )
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    return found
+
+
+def learning_curve(
+    history: History, settings: WorldSettings, *, seed: int, shown: Callable[[int], None]
+) -> list[dict[str, float]]:
+    """Returns the held-out error of models of more and more episodes, the same updates each.
+
+    Args: shown: called with how many of the models are done.
+    """
+    rows, train = list[dict[str, float]](), history.split(TRAIN)
+    for number, share in enumerate(_CURVE):
+        kept = train[: max(2, int(len(train) * share))]
+        fitter = Fitter(
+            new_model(settings.model, history, seed=seed), history, settings.fit, seed=seed, train=kept
+        )
+        rows.append({"episodes": float(len(kept)), **fitter.run()})
+        shown(number + 1)
+    return rows
+
+
+def _save(path: Path, state: dict[str, Any]) -> None:
+    temporary = temporary_of(path)
+    torch.save(state, temporary)
+    os.replace(temporary, path)

@@ -1,0 +1,110 @@
+"""Settings of world models, without torch: a mistake is reported before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from robot_rl.core.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleConfig:
+    """Size of the ensemble."""
+
+    members: int = 5
+    width: int = 200
+    depth: int = 4
+    """Hidden layers."""
+    stride: int = 4
+    """k: control steps that are predicted at once."""
+
+    def __post_init__(self) -> None:
+        require(2 <= self.members <= 64, "model.members", self.members, "2 to 64: one has no disagreement")
+        require(self.width >= 8, "model.width", self.width, "8 or more")
+        require(1 <= self.depth <= 12, "model.depth", self.depth, "1 to 12")
+        require(1 <= self.stride <= 32, "model.stride", self.stride, "1 to 32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """How a world model is fitted."""
+
+    updates: int = 6000
+    batch: int = 256
+    """Windows of each member in an update."""
+    lr: float = 1e-3
+    weight_decay: float = 1e-5
+    ahead: int = 4
+    """Strides that a member goes on from its own predictions, in the last part."""
+    ahead_from: float = 0.7
+    """Share of the updates after which that begins."""
+    noise: float = 0.01
+    """Noise on the states that are read, in units of their change in a stride."""
+    recent: float = 0.0
+    """Share of each batch from the newest quarter of the episodes, after a refit; 0: all alike."""
+    select_every: int = 300
+    """Updates between two looks at held-out episodes."""
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "batch", "ahead", "select_every"):
+            require(getattr(self, name) >= 1, f"fit.{name}", getattr(self, name), "1 or more")
+        require(self.lr > 0, "fit.lr", self.lr, "above 0")
+        require(self.noise >= 0, "fit.noise", self.noise, "0 or more")
+        for name in ("ahead_from", "recent"):
+            require(0 <= getattr(self, name) <= 1, f"fit.{name}", getattr(self, name), "0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustConfig:
+    """Limits beyond which a model is not believed."""
+
+    gate: float = 0.995
+    """Quantile of the disagreement on held-out episodes above which an imagined episode is cut."""
+    coverage_within: float = 0.12
+    """How far the coverage of an interval may be from its level, on the third split, at depths up to 8."""
+    min_rank: float = 0.2
+    """Smallest rank correlation of disagreement and error at a depth; below it, the gate is blind."""
+    max_false_success: float = 0.10
+    """Largest share of real failures that succeed when their actions are replayed in the model."""
+    max_bias: float = 0.15
+    """Largest difference of imagined and real success of one policy, once both are known."""
+    max_shift: float = 3.0
+    """Largest disagreement on the newest real episodes, as a multiple of that on the third split."""
+
+    def __post_init__(self) -> None:
+        require(0.5 < self.gate <= 1, "trust.gate", self.gate, "above 0.5, up to 1")
+        for name in ("coverage_within", "max_false_success", "max_bias"):
+            require(0 < getattr(self, name) <= 1, f"trust.{name}", getattr(self, name), "above 0, up to 1")
+        require(-1 <= self.min_rank <= 1, "trust.min_rank", self.min_rank, "-1 to 1")
+        require(self.max_shift > 0, "trust.max_shift", self.max_shift, "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartsConfig:
+    """Weights of the kinds of starts."""
+
+    initial: float = 0.25
+    """First states of real episodes."""
+    keyframe: float = 0.5
+    """Two to six strides before a failed episode ended; `replay` where none failed."""
+    replay: float = 0.25
+    """Any state of real episodes."""
+
+    def __post_init__(self) -> None:
+        for name in ("initial", "keyframe", "replay"):
+            require(getattr(self, name) >= 0, f"starts.{name}", getattr(self, name), "0 or more")
+        total = self.initial + self.keyframe + self.replay
+        require(total > 0, "starts", "0 for all", "one above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldSettings:
+    """How a world model is made of episodes."""
+
+    model: EnsembleConfig = field(default_factory=EnsembleConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
+    trust: TrustConfig = field(default_factory=TrustConfig)
+    outcome: Literal["predicate", "classifier"] | None = None
+    """Who sees success: the task's own predicate, or classifiers of recorded states; the first that fits, if
+    null."""

@@ -1,0 +1,202 @@
+"""An ensemble of independent networks that predict the state after a stride of control steps.
+
+Each member is its own network with its own weights (heads on a shared trunk agree for the wrong reason), with
+layer norm (NEUBAY, arXiv 2512.04341, section 4) and a Gaussian likelihood of its own; members differ by their
+weights at first and by the order of their batches.
+
+A member reads the present state, the stride before it and up to k actions, and predicts the state after m of
+them, 1 <= m <= k. So every control step of a stride can be looked at, while errors compound once a stride.
+Next to the hidden layers is a linear map from the inputs, which begins at its least-squares solution: most of
+what an arm does in a stride is linear in its actions, and layer norm learns that slowly. Elements that never
+change within an episode, such as a goal, are copied and never predicted.
+B rows, M members, S state elements, A action dim, k control steps of a stride.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robot_rl.worlds.config import EnsembleConfig
+from robot_rl.worlds.history import Array, Window
+
+LOG_STD_RANGE = (-6.0, 1.0)
+"""Of a prediction's standard deviation, in units of the change in a whole stride."""
+_STD_FLOOR = 1e-4
+_RIDGE = 1e-3
+_SMALL = 0.1
+"""Of the weights behind the hidden layers at first."""
+_SCALE_FLOOR = 1e-3
+"""Metres, radians or metres per second: changes below it are of no consequence, and are not to be learned."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What every member says."""
+
+    mean: Tensor
+    """(M, B, S): states."""
+    std: Tensor
+    """(M, B, S): of each member's own noise; 0 where copied."""
+    spread: Tensor
+    """(B, S): standard deviation of the members' means, in units of `scale`; 0 where copied."""
+    uncertainty: Tensor
+    """(B,): root of the mean square of `spread` over what is predicted."""
+
+
+class _Layer(nn.Module):
+    """One linear layer of every member, with layer norm and SiLU behind it if `is_hidden`."""
+
+    def __init__(
+        self, members: int, inputs: int, outputs: int, *, is_hidden: bool, rng: torch.Generator
+    ) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(inputs)
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter((torch.rand(shape, generator=rng) * 2 - 1) * bound)
+
+        self.weight, self.bias = drawn(members, inputs, outputs), drawn(members, 1, outputs)
+        self.is_hidden = is_hidden
+        if is_hidden:
+            self.gain = nn.Parameter(torch.ones(members, 1, outputs))
+            self.shift = nn.Parameter(torch.zeros(members, 1, outputs))
+
+    def forward(self, x_MBF: Tensor) -> Tensor:
+        y = torch.baddbmm(self.bias, x_MBF, self.weight)
+        if not self.is_hidden:
+            return y
+        y = nn.functional.layer_norm(y, y.shape[-1:])
+        return nn.functional.silu(y * self.gain + self.shift)
+
+
+class Ensemble(nn.Module):
+    """M independent members; see the module."""
+
+    def __init__(self, config: EnsembleConfig, state_dim: int, action_dim: int, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config, self.state_dim, self.action_dim = config, state_dim, action_dim
+        k, rng = config.stride, torch.Generator().manual_seed(seed)
+        inputs = 2 * state_dim + 2 * k * action_dim + k + 1
+        sizes = [inputs, *[config.width] * config.depth, 2 * state_dim]
+        self.layers = nn.ModuleDict()
+        self.layers["hidden"] = nn.Sequential(
+            *(
+                _Layer(config.members, fan_in, fan_out, is_hidden=True, rng=rng)
+                for fan_in, fan_out in itertools.pairwise(sizes[:-1])
+            )
+        )
+        out = _Layer(config.members, config.width, sizes[-1], is_hidden=False, rng=rng)
+        self.layers["out"] = out
+        with torch.no_grad():  # the linear map says most of it at first
+            out.weight.mul_(_SMALL)
+        self.layers["straight"] = _Layer(config.members, inputs, state_dim, is_hidden=False, rng=rng)
+        for name, value in (
+            ("centre", torch.zeros(state_dim)),
+            ("spread_of_states", torch.ones(state_dim)),
+            ("scale", torch.ones(state_dim)),
+            ("prefix", torch.ones(k, state_dim)),
+            ("moves", torch.ones(state_dim)),
+        ):
+            self.register_buffer(name, value)
+        self.centre: Tensor
+        self.spread_of_states: Tensor
+        self.scale: Tensor
+        """(S,): standard deviation of the change in a whole stride; the unit of errors and uncertainties."""
+        self.prefix: Tensor
+        """(k, S): of the change in 1 to k control steps, in that unit."""
+        self.moves: Tensor
+        """(S,): 1 where the state is predicted, 0 where it is copied."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.centre.device
+
+    def fit_scales(self, states: Array, starts: Array, later: Array, within: Array) -> None:
+        """Measures the scales of states and of their changes.
+
+        Args:
+            states: (N, S).
+            starts: (n,) rows of states.
+            later: (k, n) rows 1 to k control steps later.
+            within: (N, S): each state minus the first of its episode; what is always 0 is copied.
+        """
+        k = self.config.stride
+        self.centre.copy_(torch.from_numpy(states.mean(axis=0)))
+        self.spread_of_states.copy_(torch.from_numpy(np.maximum(states.std(axis=0), _STD_FLOOR)))
+        change = np.stack([states[later[m]] - states[starts] for m in range(k)])
+        size = np.sqrt((change.astype(np.float64) ** 2).mean(axis=1))
+        scale = np.maximum(size[-1], _SCALE_FLOOR)
+        self.scale.copy_(torch.from_numpy(scale))
+        self.prefix.copy_(torch.from_numpy(np.clip(size / scale, 0.05, None)))
+        self.moves.copy_(torch.from_numpy((np.abs(within).max(axis=0) > 1e-6).astype(np.float32)))
+
+    @torch.no_grad()
+    def fit_straight(self, x_MNF: Tensor, change_MNS: Tensor) -> None:
+        """Puts each member's linear map at the ridge solution of its windows; changes are in `scale`."""
+        straight: Any = self.layers["straight"]
+        centre, target = x_MNF.mean(dim=1, keepdim=True), change_MNS.mean(dim=1, keepdim=True)
+        x, y = (x_MNF - centre).double(), (change_MNS - target).double()
+        ridge = _RIDGE * x.shape[1] * torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
+        weight = torch.linalg.solve(x.mT @ x + ridge, x.mT @ y).to(change_MNS.dtype)
+        straight.weight.copy_(weight)
+        straight.bias.copy_(target - centre @ weight)
+
+    def inputs(self, window: Mapping[str, Tensor], actions: Tensor, steps: Tensor) -> Tensor:
+        """Returns the inputs (B, F) of a member: `window` as in `Window`, actions (B, k, A), steps m (B,)."""
+        k = self.config.stride
+        state, past = window["state"], window["past_state"]
+        used = (torch.arange(k, device=state.device) < steps[:, None])[..., None]
+        return torch.cat(
+            [
+                (state - self.centre) / self.spread_of_states,
+                (state - past) / self.scale,
+                window["past_action"].flatten(1),
+                (actions * used).flatten(1),
+                nn.functional.one_hot(steps - 1, k).to(state.dtype),
+                window["has_past"].to(state.dtype)[:, None],
+            ],
+            dim=1,
+        )
+
+    def outputs(self, x_MBF: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and logarithm of the deviation of the change, (M, B, S), in units of `scale`.
+
+        Args: x_MBF: inputs of each member; steps: (B,) or (M, B), after how many control steps.
+        """
+        bent, log_std = self.layers["out"](self.layers["hidden"](x_MBF)).chunk(2, dim=-1)
+        low, high = LOG_STD_RANGE
+        log_std = low + 0.5 * (high - low) * (torch.tanh(log_std / 3.0) + 1.0)
+        size = self.prefix[steps - 1]
+        mean = bent * size + self.layers["straight"](x_MBF)
+        return mean * self.moves, log_std + size.log()
+
+    @torch.no_grad()
+    def predict(self, window: Window, actions: Array, steps: Array) -> Prediction:
+        """Returns what all members say of the states after the first m actions.
+
+        Args: actions: (B, k, A); steps: (B,) int64, m of each row, 1 to k.
+        """
+        given = {name: torch.from_numpy(value).to(self.device) for name, value in vars(window).items()}
+        m = torch.from_numpy(steps).to(self.device)
+        x = self.inputs(given, torch.from_numpy(actions).to(self.device), m)
+        change, log_std = self.outputs(x.expand(self.config.members, *x.shape), m)
+        spread = ((change - change.mean(dim=0)).square().sum(dim=0) / (self.config.members - 1)).sqrt()
+        count = self.moves.sum().clamp(min=1.0)
+        return Prediction(
+            mean=given["state"] + change * self.scale,
+            std=log_std.exp() * self.scale * self.moves,
+            spread=spread,
+            uncertainty=(spread.square().sum(dim=-1) / count).sqrt(),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `Ensemble` is made from again."""
+        return {**asdict(self.config), "state_dim": self.state_dim, "action_dim": self.action_dim}

@@ -1,0 +1,336 @@
+"""Imagined episodes as a `VectorEnv`: what learns or judges in a simulator does so here, unchanged.
+
+The first k control steps of a state are asked of the model one by one where they are seen, from that state;
+after k the model goes on from its own prediction. Success, failure and a cut are looked at every k steps, so
+an imagined success comes up to k - 1 steps late. An episode is
+
+    terminated   where most members see success (or its own member failure): no reward follows
+    truncated    at its horizon, or where the members disagree more than the calibrated gate: the value
+                 goes on
+
+Each episode has one member for all its steps (NEUBAY, arXiv 2512.04341), so that its physics stay the same.
+Starts, members and noise follow from (seed, episode), so episodes of one seed share them.
+B envs, S state elements, A action dim, k control steps of a stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.seeding import EpisodeRng, Stream
+from robot_rl.hal.vector import Obs, VectorEnv, finite_actions, next_episodes, row_mask, set_state_spaces
+from robot_rl.worlds.config import StartsConfig
+from robot_rl.worlds.history import Array, Window, window_at
+from robot_rl.worlds.saved import World, load_world
+from robot_rl.worlds.starts import Starts
+
+_BLOCK = 32
+"""Rows that a model sees at once are a multiple: a row is then the same alone and among others."""
+_WORST = 1e4
+"""Largest distance of a state element from its mean, in deviations: beyond it a prediction is lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImaginedConfig:
+    """Settings of imagined episodes; `env.settings.<name>` of a run."""
+
+    strides: int = 0
+    """Longest imagined episode, in strides; 0: as long as a real one."""
+    starts: StartsConfig = field(default_factory=StartsConfig)
+    gate: bool = True
+    """Whether disagreement cuts episodes."""
+    vote: float = 0.6
+    """Share of the members that must see success."""
+    hold: int = 1
+    """Strides in a row in which they must."""
+    noise: float = 0.0
+    """Share of the deviation that a member states which is drawn, once a stride; 0: its mean."""
+    member: int | None = None
+    """The one member of all episodes; each draws its own if null."""
+
+    def __post_init__(self) -> None:
+        require(self.strides >= 0, "env.settings.strides", self.strides, "0 or more")
+        require(0 < self.vote <= 1, "env.settings.vote", self.vote, "above 0, up to 1")
+        require(self.hold >= 1, "env.settings.hold", self.hold, "1 or more")
+        require(self.noise >= 0, "env.settings.noise", self.noise, "0 or more")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> ImaginedConfig:
+        """Returns the settings of a run's `env.settings`.
+
+        Raises:
+            ConfigError: one that does not exist.
+        """
+        given = dict(settings)
+        unknown = sorted(set(given) - set(cls.__dataclass_fields__))
+        if unknown:
+            allowed = ", ".join(cls.__dataclass_fields__)
+            raise ConfigError(f"env.settings: got {', '.join(unknown)}, allowed: {allowed}")
+        starts = given.pop("starts", {})
+        return cls(**given, starts=starts if isinstance(starts, StartsConfig) else StartsConfig(**starts))
+
+
+class WorldEnv(VectorEnv):
+    """B imagined episodes of one world model; see the module."""
+
+    def __init__(
+        self,
+        world: World | str,
+        num_envs: int,
+        *,
+        autoreset: Literal["same_step", "disabled"] = "same_step",
+        settings: Mapping[str, Any] | ImaginedConfig | None = None,
+    ) -> None:
+        """Reads the model, if its folder is given.
+
+        Raises:
+            CheckpointError: no world model is there.
+            ConfigError: a setting that does not exist.
+        """
+        self.world = load_world(world) if isinstance(world, str | Path) else world
+        self.config = settings if isinstance(settings, ImaginedConfig) else ImaginedConfig.of(settings or {})
+        model, meta = self.world.model, self.world.meta
+        members = model.config.members
+        fixed = self.config.member
+        require(
+            fixed is None or 0 <= fixed < members,
+            "env.settings.member",
+            fixed,
+            f"0 to {members - 1}, or null",
+        )
+        require(num_envs >= 1, "num_envs", num_envs, "1 or more")
+        self.num_envs, self.task, self.robot = num_envs, meta.task, meta.robot
+        self.instruction, self.control_hz = meta.instruction, meta.control_hz
+        self.state_names, self.action_names = meta.state_names, meta.action_names
+        self.caps = frozenset({"set_state", "fork", "batch"})
+        self.stride = model.config.stride
+        steps = self.config.strides * self.stride
+        longest = max(1, self.world.horizon // self.stride) * self.stride
+        self.horizon = min(steps, longest) if steps else longest
+        self.autoreset = autoreset == "same_step"
+        mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
+        self.metadata = {"autoreset_mode": mode, "render_modes": [], "render_fps": int(meta.control_hz)}
+        set_state_spaces(self)
+        self._starts = Starts(self.world.history, self.config.starts, stride=self.stride)
+        self._centre, self._unit = (np.asarray(t.cpu()) for t in (model.centre, model.spread_of_states))
+        self._seed, self._episode = np.arange(num_envs, dtype=np.uint64), np.zeros(num_envs, np.uint64)
+        state_dim, action_dim, k = len(self.state_names), len(self.action_names), self.stride
+        self._anchor, self._past, self._shown = (
+            np.zeros((num_envs, state_dim), np.float32) for _ in range(3)
+        )
+        self._past_action, self._actions = (np.zeros((num_envs, k, action_dim), np.float32) for _ in range(2))
+        self._has_past = np.zeros(num_envs, bool)
+        self._phase, self._elapsed, self._depth, self._held, self._member, self._limit = (
+            np.zeros(num_envs, np.int64) for _ in range(6)
+        )
+        self._is_fresh = np.ones(num_envs, bool)
+        """Which rows of `_shown` are what the model says now."""
+        self._seen = True
+        self.uncertainty = np.zeros(num_envs)
+        """(B,): disagreement at the last stride."""
+
+    # Steps
+
+    def step_unseen(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """As `step_masked`; an observation where no episode ends may be an earlier one."""
+        self._seen = False
+        try:
+            return self.step_masked(actions, active)
+        finally:
+            self._seen = True
+
+    def step_masked(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """Advances the active envs by one control step; the others stay, with reward 0."""
+        rows = row_mask(active, self.num_envs)
+        commanded = finite_actions(self, actions)
+        ids = np.flatnonzero(rows)
+        self._actions[ids, self._phase[ids]] = commanded[ids]
+        self._phase[ids] += 1
+        self._elapsed[ids] += 1
+        self._is_fresh[ids] = False
+        success, failed, cut, lost = (np.zeros(self.num_envs, bool) for _ in range(4))
+        due = ids[(self._phase[ids] == self.stride) | (self._elapsed[ids] >= self._limit[ids])]
+        if len(due):
+            success[due], failed[due], cut[due], lost[due] = self._advance(due)
+        terminated = (success | failed) & ~lost
+        truncated = rows & ((self._elapsed >= self._limit) | cut | lost) & ~terminated
+        ended = terminated | truncated
+        infos: dict[str, Any] = {
+            "success": success,
+            "is_success": success,
+            "commanded_action": commanded,
+            "cut": cut & truncated,
+            "uncertainty": self.uncertainty.copy(),
+            "depth": self._depth.copy(),
+            "member": self._member.copy(),
+            "diverged": lost,
+            "source": "world",
+        }
+        obs = self._observe() if self._seen else {"state": self._shown.copy()}
+        if self.autoreset and ended.any():
+            infos |= {"final_obs": obs, "_final_obs": ended}
+            infos |= {"final_info": {"success": success.copy()}, "_final_info": ended}
+            self._begin(ended, self._episode + np.uint64(1))
+            obs = {"state": np.where(ended[:, None], self._shown, obs["state"])}
+        return obs, success.astype(np.float64), terminated, truncated, infos
+
+    def _advance(self, ids: Array) -> tuple[Array, Array, Array, Array]:
+        """Goes on to the model's own prediction; returns success, failure, cut and lost (n,)."""
+        mean, std, uncertainty = self._predicted(ids)
+        rows = np.arange(len(ids))
+        own = mean[self._member[ids], rows]
+        if self.config.noise:
+            drawn = EpisodeRng(
+                self._seed[ids],
+                self._episode[ids] * np.uint64(1000) + self._depth[ids].astype(np.uint64),
+                stream=Stream.SENSING,
+            )
+            own = own + self.config.noise * std[self._member[ids], rows] * drawn.normal(own.shape[1])
+        own = own.astype(np.float32)
+        lost = ~(np.abs((own - self._centre) / self._unit) < _WORST).all(axis=1)
+        own[lost] = self._anchor[ids][lost]
+        votes, failures = self.world.outcome.judge(mean.reshape(-1, mean.shape[2]))
+        most = votes.reshape(len(mean), -1).mean(axis=0) >= self.config.vote
+        failed = failures.reshape(len(mean), -1)[self._member[ids], rows] & ~most
+        self._depth[ids] += 1
+        self._held[ids] = np.where(most & ~lost, self._held[ids] + 1, 0)
+        cut = (uncertainty > self.world.calibration.limit(self._depth[ids])) & self.config.gate
+        self.uncertainty[ids] = uncertainty
+        success: Array = (self._held[ids] >= self.config.hold) & ~cut
+        whole = self._phase[ids] == self.stride
+        self._past[ids], self._past_action[ids] = self._anchor[ids], self._actions[ids]
+        self._has_past[ids] = whole
+        self._anchor[ids], self._shown[ids] = own, own
+        self._phase[ids], self._actions[ids], self._is_fresh[ids] = 0, 0.0, True
+        return success, np.asarray(failed & ~cut), cut, np.asarray(lost)
+
+    def _predicted(self, ids: Array) -> tuple[Array, Array, Array]:
+        """Returns means and deviations (M, n, S), and the disagreement (n,), after the actions so far."""
+        size = -len(ids) % _BLOCK
+        padded = np.concatenate([ids, np.repeat(ids[:1], size)])
+        parts = list[tuple[Array, Array, Array]]()
+        for block in padded.reshape(-1, _BLOCK) if len(padded) <= 4 * _BLOCK else padded.reshape(1, -1):
+            window = Window(
+                state=self._anchor[block],
+                past_state=self._past[block],
+                past_action=self._past_action[block],
+                has_past=self._has_past[block],
+            )
+            found = self.world.model.predict(window, self._actions[block], self._phase[block])
+            parts.append((found.mean.cpu().numpy(), found.std.cpu().numpy(), found.uncertainty.cpu().numpy()))
+        mean, std = (np.concatenate([part[i] for part in parts], axis=1)[:, : len(ids)] for i in range(2))
+        return mean, std, np.concatenate([part[2] for part in parts])[: len(ids)].astype(np.float64)
+
+    def _observe(self) -> Obs:
+        """Returns what the model says of every env now; the caller may keep it."""
+        ids = np.flatnonzero(~self._is_fresh)
+        if len(ids):
+            mean = self._predicted(ids)[0]
+            self._shown[ids], self._is_fresh[ids] = mean[self._member[ids], np.arange(len(ids))], True
+        return {"state": self._shown.copy()}
+
+    # Episodes
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Begins an episode in all envs, or in those of `options["reset_mask"]`.
+
+        Args:
+            seed: see `VectorEnv`.
+            options: `reset_mask` (B,) bool; `observed` (B, S): real states in which to begin an episode, at
+                its first control step.
+
+        Raises:
+            ConfigError: an option that does not exist, or states of another size.
+        """
+        options = options or {}
+        unknown = sorted(set(options) - {"reset_mask", "observed"})
+        if unknown:
+            raise ConfigError(f"{self.task}.reset: unknown options {unknown}; allowed: reset_mask, observed")
+        mask = row_mask(options.get("reset_mask"), self.num_envs)
+        self._seed, episodes = next_episodes(seed, mask, self._seed, self._episode, at=self.task)
+        self._begin(mask, episodes)
+        if "observed" in options:
+            self._put_observed(np.flatnonzero(mask), np.asarray(options["observed"], np.float32))
+        return self._observe(), {"success": np.zeros(self.num_envs, bool)}
+
+    def _begin(self, mask: Array, episodes: Array) -> None:
+        """Begins episodes where masked, in real states."""
+        ids = np.flatnonzero(mask)
+        self._episode = np.where(mask, episodes, self._episode)
+        rng = EpisodeRng(self._seed[ids], self._episode[ids], stream=Stream.BANK_ROWS)
+        history = self.world.history
+        at = self._starts.draw(rng)
+        members = self.world.model.config.members
+        drawn = (rng.uniform()[:, 0] * members).astype(np.int64)
+        self._member[ids] = drawn if self.config.member is None else self.config.member
+        window = window_at(history, at, self.stride)
+        self._anchor[ids], self._past[ids] = window.state, window.past_state
+        self._past_action[ids], self._has_past[ids] = window.past_action, window.has_past
+        left = self.world.horizon - (at - history.first[history.episode[at]])
+        whole = np.maximum(1, left // self.stride) * self.stride  # so that all envs end strides together
+        self._start_clock(ids, np.minimum(self.horizon, whole))
+
+    def _put_observed(self, ids: Array, states: Array) -> None:
+        if states.shape != self._anchor.shape:
+            need = self._anchor.shape
+            raise ConfigError(f"{self.task}.reset: got `observed` of shape {states.shape}, need {need}")
+        self._anchor[ids] = self._past[ids] = states[ids]
+        self._past_action[ids], self._has_past[ids] = 0.0, False
+        self._start_clock(ids, np.full(len(ids), self.horizon))
+
+    def _start_clock(self, ids: Array, limit: Array) -> None:
+        for counter in (self._phase, self._elapsed, self._depth, self._held):
+            counter[ids] = 0
+        self._limit[ids], self._actions[ids], self.uncertainty[ids] = limit, 0.0, 0.0
+        self._shown[ids], self._is_fresh[ids] = self._anchor[ids], True
+
+    # States
+
+    @property
+    def _columns(self) -> tuple[Array, ...]:
+        """The arrays of which a state row consists, (B, ...) each."""
+        counters = (self._phase, self._elapsed, self._depth, self._held, self._member, self._limit)
+        return (self._anchor, self._past, self._past_action, self._actions, self._has_past, *counters)
+
+    def get_state(self) -> Array:
+        """Returns all that determines an imagined episode but its noise, (B, n) float64."""
+        return np.concatenate(
+            [part.reshape(self.num_envs, -1).astype(np.float64) for part in self._columns], axis=1
+        )
+
+    def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
+        """Puts the masked envs into rows of `get_state`."""
+        rows, ids = np.asarray(rows, np.float64), np.flatnonzero(row_mask(mask, self.num_envs))
+        sizes = [part[0].size for part in self._columns]
+        if rows.shape != (self.num_envs, sum(sizes)):
+            need = (self.num_envs, sum(sizes))
+            raise ConfigError(f"{self.task}.set_state: got rows of shape {rows.shape}, need {need}")
+        for part, values in zip(self._columns, np.split(rows, np.cumsum(sizes)[:-1], axis=1), strict=True):
+            part[ids] = values[ids].reshape(len(ids), *part.shape[1:])
+        self._shown[ids], self._is_fresh[ids] = self._anchor[ids], self._phase[ids] == 0
+        return self._observe()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all that an exact resume needs."""
+        return {"rows": self.get_state(), "seed": self._seed.copy(), "episode": self._episode.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        """Restores `state_dict`; the future is then the same, byte for byte."""
+        self._seed, self._episode = state["seed"].copy(), state["episode"].copy()
+        return self.set_state(state["rows"])
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Nothing is open."""

@@ -1,0 +1,268 @@
+"""Fits an ensemble to real experience, by likelihood, and keeps what predicts held-out episodes best.
+
+First single strides, of which any number of control steps may be asked; then, in the last part of the
+updates, several strides at a time, in which a member goes on from its own prediction (RWM, arXiv 2501.10100).
+The likelihood is beta-NLL (Seitzer et al. 2022, equation 9, beta 0.5), in which errors of sure predictions do
+not hide those of unsure ones. B rows, M members, k control steps of a stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.worlds.config import EnsembleConfig, FitConfig
+from robot_rl.worlds.ensemble import Ensemble
+from robot_rl.worlds.history import AUDIT, CALIBRATION, TRAIN, Array, History, Window, Windows
+
+BETA = 0.5
+MIN_EPISODES = 20
+"""Fewer leave three or less to judge the model."""
+MIN_WINDOWS = 200
+"""Windows that a depth needs for its calibration: a quantile of fewer is noise."""
+_STRAIGHT = 4096
+"""Windows of each member behind its linear map."""
+_TESTED = 1024
+"""Held-out windows behind a choice of weights."""
+
+
+class Fitter:
+    """Takes updates of an ensemble; `state_dict` and `load_state_dict` go on exactly."""
+
+    def __init__(
+        self, model: Ensemble, history: History, config: FitConfig, *, seed: int, train: Array | None = None
+    ) -> None:
+        """Measures the scales of a model that has not learned yet, and finds the windows.
+
+        Args:
+            model: on the device where it is to learn.
+            history: real experience, which is split by episode.
+            config: how.
+            seed: of the batches.
+            train: numbers of the episodes to learn from, of the first split; all of it if None.
+
+        Raises:
+            DatasetError: too few episodes, or too short ones.
+        """
+        check_enough(history, model.config.stride)
+        self.model, self.config = model, config
+        self._rng = np.random.default_rng(seed)
+        k = model.config.stride
+        train = history.split(TRAIN) if train is None else train
+        self._one = Windows(history, train, stride=k)
+        self._many = Windows(history, train, stride=k, strides=config.ahead)
+        held_out = history.split(CALIBRATION)
+        test = Windows(history, held_out, stride=k, strides=config.ahead)
+        self._tests = test, np.random.default_rng(0).choice(test.rows, min(_TESTED, len(test)), replace=False)
+        if float(model.spread_of_states.sum()) == model.state_dim:  # as it was made
+            rows = np.isin(history.episode, train)
+            within = (history.state - history.state[history.first[history.episode]])[rows]
+            later = np.stack([self._one.rows + m for m in range(1, k + 1)])
+            model.fit_scales(history.state, self._one.rows, later, within)
+            self._fit_straight()
+        self._optimiser = torch.optim.AdamW(
+            model.parameters(), lr=config.lr, weight_decay=config.weight_decay
+        )
+        self._best = {name: value.clone() for name, value in model.layers.state_dict().items()}
+        self._best_error = np.full(model.config.members, np.inf)
+        self.updates = 0
+
+    def run(self, shown: Callable[[int, Mapping[str, float]], None] | None = None) -> dict[str, float]:
+        """Takes all updates that are left; returns the held-out error of the members that were kept.
+
+        Args: shown: called with updates and metrics after each look at held-out episodes.
+        """
+        while self.updates < self.config.updates:
+            self.update()
+            if shown is not None and self._is_due:
+                shown(self.updates, {"held_out_error": float(self._best_error.mean())})
+        self.model.layers.load_state_dict(self._best)
+        return {"held_out_error": float(self._best_error.mean())}
+
+    def update(self) -> Tensor:
+        """Takes one update of all members; returns the loss."""
+        config, at = self.config, self.updates / self.config.updates
+        is_long = at >= config.ahead_from
+        for group in self._optimiser.param_groups:  # a cosine, to a hundredth
+            group["lr"] = config.lr * (0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * at)))
+        windows = self._many if is_long else self._one
+        rows = self._drawn(windows)
+        loss = self._loss(windows, rows, config.ahead if is_long else 1)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimiser.step()
+        self.updates += 1
+        if self._is_due:
+            self._select()
+        return loss.detach()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether this is an update after which held-out episodes are looked at."""
+        return self.updates % self.config.select_every == 0 or self.updates == self.config.updates
+
+    def _fit_straight(self) -> None:
+        """Begins with the linear maps that fit each member's own draw of windows best."""
+        model, k = self.model, self.model.config.stride
+        shape = (model.config.members, _STRAIGHT)
+        rows = self._one.rows[self._rng.integers(0, len(self._one), shape)].reshape(-1)
+        steps = self._rng.integers(1, k + 1, len(rows))
+        window = _tensors(self._one.at(rows), model.device)
+        actions = torch.from_numpy(self._one.actions(rows)).to(model.device)
+        x = model.inputs(window, actions, torch.from_numpy(steps).to(model.device))
+        after = torch.from_numpy(self._one.states(rows, steps)).to(model.device)
+        change = (after - window["state"]) / model.scale
+        model.fit_straight(x.view(*shape, -1), change.view(*shape, -1))
+
+    def _drawn(self, windows: Windows) -> Array:
+        """Returns the rows (M, B) of an update; a share may be of the newest episodes."""
+        shape = (self.model.config.members, self.config.batch)
+        rows = windows.rows[self._rng.integers(0, len(windows), shape)]
+        if self.config.recent:
+            first = int(len(windows) * 0.75)
+            newest = windows.rows[self._rng.integers(first, len(windows), shape)]
+            rows = np.where(self._rng.random(shape) < self.config.recent, newest, rows)
+        return rows
+
+    def _loss(self, windows: Windows, rows: Array, strides: int) -> Tensor:
+        model, k = self.model, self.model.config.stride
+        members, batch = rows.shape
+        flat = rows.reshape(-1)
+        window = _tensors(windows.at(flat), model.device)
+        window["state"] = window["state"] + self._noise(window["state"])
+        loss = torch.zeros((), device=model.device)
+        for number in range(strides):
+            is_last = number == strides - 1
+            steps = self._rng.integers(1, k + 1, len(flat)) if is_last else np.full(len(flat), k)
+            m = torch.from_numpy(steps).to(model.device)
+            actions = torch.from_numpy(windows.actions(flat, number)).to(model.device)
+            x = model.inputs(window, actions, m).view(members, batch, -1)
+            change, log_std = model.outputs(x, m.view(members, batch))
+            target = torch.from_numpy(windows.states(flat, number * k + steps)).to(model.device)
+            state = window["state"].view(members, batch, -1)
+            needed = (target.view(members, batch, -1) - state) / model.scale
+            loss = loss + beta_nll(change, log_std, needed, model.moves) / strides
+            after = (state + change * model.scale).flatten(0, 1)
+            window = {
+                "state": after,
+                "past_state": window["state"],
+                "past_action": actions,
+                "has_past": torch.ones_like(window["has_past"]),
+            }
+        return loss
+
+    def _noise(self, state: Tensor) -> Tensor:
+        drawn = self._rng.standard_normal(tuple(state.shape)).astype(np.float32)
+        return (
+            torch.from_numpy(drawn).to(state.device) * self.model.scale * self.model.moves * self.config.noise
+        )
+
+    @torch.no_grad()
+    def _select(self) -> None:
+        """Keeps each member's weights if their error on held-out episodes is its least."""
+        windows, rows = self._tests
+        error = np.sqrt((open_loop(self.model, windows, rows)[0][-1] ** 2).mean(axis=(1, 2)))
+        better = error < self._best_error
+        now = self.model.layers.state_dict()
+        for name, kept in self._best.items():
+            mask = torch.from_numpy(better).to(kept.device).view(-1, *[1] * (kept.dim() - 1))
+            self._best[name] = torch.where(mask, now[name], kept)
+        self._best_error = np.where(better, error, self._best_error)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "rng": self._rng.bit_generator.state,
+            "best": self._best,
+            "best_error": self._best_error,
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._rng.bit_generator.state = state["rng"]
+        self._best, self._best_error = dict(state["best"]), np.array(state["best_error"])
+        self.updates = int(state["updates"])
+
+
+def new_model(config: EnsembleConfig, history: History, *, seed: int) -> Ensemble:
+    """Returns an ensemble for a history, before it learned anything."""
+    return Ensemble(config, history.state.shape[1], history.action.shape[1], seed=seed)
+
+
+def check_enough(history: History, stride: int) -> None:
+    """Refuses too few episodes to learn from and to judge by.
+
+    Raises:
+        DatasetError: says how many there are, and how to see how many would be enough.
+    """
+    held_out = history.split(CALIBRATION)
+    windows = int(np.maximum(0, history.last[held_out] - history.first[held_out] - stride + 1).sum())
+    counts = {name: len(history.split(name)) for name in (TRAIN, CALIBRATION, AUDIT)}
+    if history.num_episodes < MIN_EPISODES or min(counts.values()) < 2 or windows < MIN_WINDOWS:
+        raise DatasetError(
+            f"world model: got {history.num_episodes} episodes ({counts[TRAIN]} to learn from, "
+            f"{counts[CALIBRATION]} for calibration, {counts[AUDIT]} to judge), need {MIN_EPISODES} or more "
+            f"with 2 in each part, and {MIN_WINDOWS} windows for calibration, got {windows}. Collect more; "
+            "curve=true draws the error against their number."
+        )
+
+
+def beta_nll(change: Tensor, log_std: Tensor, needed: Tensor, moves: Tensor) -> Tensor:
+    """Returns the mean over rows, and over what is predicted, summed over members (M, B, S) -> ()."""
+    var = (2.0 * log_std).exp()
+    nll = 0.5 * ((needed - change).square() / var + 2.0 * log_std)
+    weighted = nll * var.detach() ** BETA * moves
+    return weighted.sum(dim=-1).mean(dim=-1).sum() / moves.sum().clamp(min=1.0)
+
+
+@torch.no_grad()
+def open_loop(model: Ensemble, windows: Windows, rows: Array) -> tuple[Array, Array, Array]:
+    """Plays the windows' actions in every member, from the state in which they begin to the last stride.
+
+    Returns:
+        (n, M, B, P) each, after each of n strides, of the P elements that are predicted, in units of `scale`:
+        each member's errors; the members' disagreement about what follows that member's state; the deviation
+        that it states itself.
+    """
+    k, members = model.config.stride, model.config.members
+    moving = model.moves.bool()
+    errors, spreads, stds = [], [], []
+    first = _tensors(windows.at(rows), model.device)
+    window = {name: value.expand(members, *value.shape).flatten(0, 1) for name, value in first.items()}
+    m = torch.full((members * len(rows),), k, dtype=torch.int64, device=model.device)
+    for number in range(windows.strides):
+        actions = torch.from_numpy(windows.actions(rows, number)).to(model.device)
+        actions = actions.expand(members, *actions.shape).flatten(0, 1)
+        x = model.inputs(window, actions, m)
+        # Every member sees every member's state, so that the disagreement is that about one state.
+        change, log_std = model.outputs(x.expand(members, *x.shape), m)
+        spread = change.view(members, members, len(rows), -1).std(dim=0)
+        own = torch.arange(members, device=model.device)
+        mine = change.view(members, members, len(rows), -1)[own, own]
+        log_std = log_std.view(members, members, len(rows), -1)[own, own]
+        after = window["state"].view(members, len(rows), -1) + mine * model.scale
+        target = torch.from_numpy(windows.states(rows, (number + 1) * k)).to(model.device)
+        errors.append(((after - target) / model.scale)[..., moving].cpu().numpy())
+        spreads.append(spread[..., moving].cpu().numpy())
+        stds.append((log_std.exp()[..., moving]).cpu().numpy())
+        window = {
+            "state": after.flatten(0, 1),
+            "past_state": window["state"],
+            "past_action": actions,
+            "has_past": torch.ones_like(window["has_past"]),
+        }
+    return np.stack(errors), np.stack(spreads), np.stack(stds)
+
+
+def _tensors(window: Window, device: torch.device) -> dict[str, Tensor]:
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(value)).to(device) for name, value in vars(window).items()
+    }

@@ -1,0 +1,208 @@
+"""Real experience as a world model reads it: states in episodes, and windows of control steps.
+
+N rows, S state elements, A action dim, k control steps of a stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.data.episodes import Episodes, EpisodesMeta
+
+Array = NDArray[Any]
+
+TRAIN, CALIBRATION, AUDIT = "train", "calibration", "audit"
+SHARES = {TRAIN: 0.7, CALIBRATION: 0.15, AUDIT: 0.15}
+"""Of the episodes: the first are learned from, the second choose weights and scales, the third only judge."""
+_SPLIT_SEED = 20_261
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Complete episodes of L control steps each, one after the other, with the L + 1 states of each."""
+
+    meta: EpisodesMeta
+    state: Array
+    """(N, S) float32: of each episode its observations, then what its last step led to."""
+    action: Array
+    """(N, A) float32: executed from that state; zero in the last row of an episode."""
+    success: Array
+    """(N,) bool: whether the task was solved in that state; False in the first one of an episode: unknown."""
+    episode: Array
+    """(N,) int64, ascending from 0."""
+    first: Array
+    """(E,) row of the first state of each episode."""
+    last: Array
+    """(E,) row of the last state."""
+    ended: Array
+    """(E,) bool: the task ended the episode; else the clock did."""
+
+    @classmethod
+    def of(cls, episodes: Episodes) -> History:
+        """Returns the history of episodes in memory, from their `state`."""
+        begin, end = episodes.bounds()
+        number, steps = np.arange(len(begin)), np.arange(len(episodes.action))
+        rows = steps + episodes.episode_index  # one state more for each episode before
+        last = end + number
+        size, (_, state_dim) = len(steps) + len(begin), episodes.obs["state"].shape
+        state = np.zeros((size, state_dim), np.float32)
+        state[rows], state[last] = episodes.obs["state"], episodes.final_obs["state"]
+        action = np.zeros((size, episodes.action.shape[1]), np.float32)
+        action[rows] = episodes.action
+        success = np.zeros(size, bool)
+        success[rows + 1] = episodes.success.astype(bool)
+        episode = np.zeros(size, np.int64)
+        episode[rows], episode[last] = episodes.episode_index, number
+        return cls(
+            meta=episodes.meta,
+            state=state,
+            action=action,
+            success=success,
+            episode=episode,
+            first=begin + number,
+            last=last,
+            ended=episodes.terminated[end - 1].astype(bool),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[History]) -> History:
+        """Returns the histories one after the other.
+
+        Raises:
+            DatasetError: they are of different tasks, robots or states.
+        """
+        meta = parts[0].meta
+        for part in parts[1:]:
+            if part.meta != meta:
+                raise DatasetError(
+                    f"histories: got {part.meta.task} on {part.meta.robot} behind {meta.task} on "
+                    f"{meta.robot}, allowed: one task, robot and list of state elements"
+                )
+        sizes = np.cumsum([0, *(len(part.state) for part in parts[:-1])])
+        counts = np.cumsum([0, *(part.num_episodes for part in parts[:-1])])
+        return cls(
+            meta=meta,
+            **{
+                name: np.concatenate([getattr(part, name) for part in parts])
+                for name in ("state", "action", "success", "ended")
+            },
+            episode=np.concatenate([part.episode + count for part, count in zip(parts, counts, strict=True)]),
+            first=np.concatenate([part.first + size for part, size in zip(parts, sizes, strict=True)]),
+            last=np.concatenate([part.last + size for part, size in zip(parts, sizes, strict=True)]),
+        )
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.first)
+
+    @property
+    def steps(self) -> int:
+        """Control steps, over all episodes."""
+        return len(self.state) - self.num_episodes
+
+    def solved(self) -> Array:
+        """Returns (E,) bool: which episodes were solved at any step."""
+        return np.logical_or.reduceat(self.success, self.first)
+
+    def split(self, name: str) -> Array:
+        """Returns the episodes of a split: each draws its own, whatever others there are."""
+        at = EpisodeRng(np.arange(self.num_episodes), np.full(self.num_episodes, _SPLIT_SEED)).uniform()[:, 0]
+        low = 0.0
+        for other, share in SHARES.items():
+            if other == name:
+                return np.flatnonzero((at >= low) & (at < low + share))
+            low += share
+        raise KeyError(name)
+
+    def only(self, episodes: Array) -> History:
+        """Returns the history of some episodes, in their order."""
+        rows = np.concatenate([np.arange(self.first[e], self.last[e] + 1) for e in episodes])
+        length = self.last[episodes] - self.first[episodes] + 1
+        last = np.cumsum(length) - 1
+        return History(
+            meta=self.meta,
+            state=self.state[rows],
+            action=self.action[rows],
+            success=self.success[rows],
+            episode=np.repeat(np.arange(len(episodes)), length),
+            first=last - length + 1,
+            last=last,
+            ended=self.ended[episodes],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What a model predicts from, at B moments: the state, the stride before it, and actions to come."""
+
+    state: Array
+    """(B, S)"""
+    past_state: Array
+    """(B, S): k control steps before; the state itself where `has_past` is False."""
+    past_action: Array
+    """(B, k, A): executed in between; zero where `has_past` is False."""
+    has_past: Array
+    """(B,) bool: whether the episode is as old as a stride."""
+
+
+class Windows:
+    """Windows of a history's episodes; none crosses an episode."""
+
+    def __init__(self, history: History, episodes: Array, *, stride: int, strides: int = 1) -> None:
+        """Finds the windows.
+
+        Args:
+            history: the episodes.
+            episodes: numbers of those that count.
+            stride: k, control steps that a model predicts at once.
+            strides: how many follow on each other in a window, all inside of the episode.
+
+        Raises:
+            DatasetError: no episode is long enough.
+        """
+        self.history, self.stride, self.strides = history, stride, strides
+        ahead = stride * strides
+        rows = [np.arange(history.first[e], history.last[e] - ahead + 1) for e in episodes]
+        self.rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+        if not len(self.rows):
+            raise DatasetError(
+                f"world model: no episode of {len(episodes)} has {ahead} control steps, which a window "
+                "needs. Give longer episodes, or a smaller stride."
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, rows: Array) -> Window:
+        """Returns the windows that begin in these rows (B,) of the history."""
+        return window_at(self.history, rows, self.stride)
+
+    def actions(self, rows: Array, stride: int = 0) -> Array:
+        """Returns the actions (B, k, A) of the stride of that number."""
+        steps = rows[:, None] + np.arange(self.stride * stride, self.stride * (stride + 1))
+        return self.history.action[steps]
+
+    def states(self, rows: Array, steps: Array | int) -> Array:
+        """Returns the states (B, S) that many control steps (B,) later."""
+        return self.history.state[rows + steps]
+
+
+def window_at(history: History, rows: Array, stride: int) -> Window:
+    """Returns what a model knows in these rows (B,) of a history."""
+    has_past = rows - stride >= history.first[history.episode[rows]]
+    before = np.where(has_past, rows - stride, rows)
+    steps = before[:, None] + np.arange(stride)
+    within = np.minimum(steps, len(history.action) - 1)
+    return Window(
+        state=history.state[rows],
+        past_state=history.state[before],
+        past_action=history.action[within] * has_past[:, None, None],
+        has_past=has_past,
+    )

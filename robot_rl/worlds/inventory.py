@@ -1,0 +1,120 @@
+"""World models among the devices of this machine; without torch.
+
+A table in the state folder has the folder of each model that was fitted here. Its trust is read from there
+each time.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from robot_rl.config.build import build
+from robot_rl.core.errors import CheckpointError, DeviceError, RobotRLError
+from robot_rl.core.files import at_home, read_json, write_json
+from robot_rl.core.machine import usable_cores
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched.inventory import PER_CORE, simulator_of
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.sim.config import EnvConfig
+
+CAPS = frozenset({"set_state", "fork", "batch"})
+_TABLE = "worlds.json"
+HEAD = "world.json"
+REMEDY = "Fit a new one: robot-rl worlds fit data=<dataset> out=<folder>."
+
+
+def world_spec(folder: str | Path) -> DeviceSpec:
+    """Returns the device that a world model is; its labels say what it is of, and whether it is trusted.
+
+    Raises:
+        CheckpointError: no world model is there.
+    """
+    path = Path(at_home(str(folder))).resolve()
+    head = head_of(path)
+    report: dict[str, Any] = head["report"]
+    reasons = report["reasons"]
+    return DeviceSpec(
+        name=name_of(path),
+        kind="world",
+        caps=CAPS,
+        slots=PER_CORE * usable_cores(),
+        control_hz=head["meta"]["control_hz"],
+        labels={
+            "task": head["meta"]["task"],
+            "robot": head["meta"]["robot"],
+            "version": str(report["version"]),
+            "real_steps": str(report["real_steps"]),
+            "trust": "ok" if not reasons else f"quarantined: {reasons[0]}",
+        },
+        refusal=lambda: refusal_of(path),
+    )
+
+
+def device_spec(env: EnvConfig) -> DeviceSpec:
+    """Returns the device to lease for simulated, foreign or imagined envs."""
+    return world_spec(str(env.id)) if env.kind == "world" else simulator_of(env.kind, env.engine)
+
+
+def env_of(folder: str | Path) -> EnvConfig:
+    """Returns the env that a world model imitates."""
+    return build(EnvConfig, head_of(Path(at_home(str(folder))).resolve())["env"])
+
+
+def name_of(folder: Path) -> str:
+    """Returns the name of the device: that of its folder, and four letters of the path."""
+    word = re.sub(r"[^A-Za-z0-9_.-]", "_", folder.name)
+    return f"world-{word}-{zlib.crc32(str(folder).encode()) & 0xFFFF:04x}"
+
+
+def refusal_of(folder: Path) -> str:
+    """Returns why the scheduler gives no lease of the model now; empty if it does."""
+    report = head_of(folder)["report"]
+    if not report["reasons"]:
+        return ""
+    return (
+        f"device {name_of(folder)}: quarantined, its version {report['version']} is not believed: "
+        f"{'; '.join(report['reasons'])}. Collect real episodes of the present policy and fit it again: "
+        "robot-rl worlds fit."
+    )
+
+
+def head_of(folder: Path) -> dict[str, Any]:
+    """Returns what world.json says.
+
+    Raises:
+        CheckpointError: no world model is there.
+    """
+    if not (folder / HEAD).is_file():
+        raise CheckpointError(f"{folder}: no world model ({HEAD}) is there. {REMEDY}")
+    return read_json(folder / HEAD, CheckpointError, REMEDY)
+
+
+def enter(folder: str | Path) -> None:
+    """Notes that a world model is in a folder, for `robot-rl devices`."""
+    table, path = _table(), str(Path(at_home(str(folder))).resolve())
+    folders = [other for other in _folders(table) if other != path]
+    table.parent.mkdir(parents=True, exist_ok=True)
+    write_json(table, {"folders": [*folders, path]}, is_checked=True)
+
+
+def specs() -> list[DeviceSpec]:
+    """Returns the world models of this machine that are still there."""
+    found = list[DeviceSpec]()
+    for folder in _folders(_table()):
+        if (Path(folder) / HEAD).is_file():
+            try:
+                found.append(world_spec(folder))
+            except (RobotRLError, KeyError) as error:
+                raise DeviceError(f"world model {folder}: {error}") from error
+    return found
+
+
+def _table() -> Path:
+    return LeaseStore().path.parent / _TABLE
+
+
+def _folders(table: Path) -> list[str]:
+    return list(read_json(table, DeviceError, f"Remove {table}.")["folders"]) if table.is_file() else []

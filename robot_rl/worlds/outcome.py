@@ -1,0 +1,184 @@
+"""Success and failure in predicted states: by the task's own predicate, or by classifiers that learned it.
+
+B rows, S state elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robot_rl.core.errors import ConfigError, ModelError
+from robot_rl.core.registry import resolve, table
+from robot_rl.sim.backends.backend import View
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.task import Task, state_quantities
+from robot_rl.worlds.history import AUDIT, TRAIN, Array, History
+
+_NETWORKS, _WIDTH = 5, 64
+_AGREES = 0.99
+"""Share of recorded states in which a predicate must say what was recorded, to be used."""
+
+
+class Outcome(Protocol):
+    """Who judges a state."""
+
+    kind: str
+
+    def judge(self, states: Array) -> tuple[Array, Array]:
+        """Returns success and failure (B,) in states (B, S)."""
+        ...
+
+
+class PredicateOutcome:
+    """The task's own `evaluate`, on the quantities that the state holds."""
+
+    kind = "predicate"
+
+    def __init__(self, task: str, robot: str, state_names: tuple[str, ...]) -> None:
+        """Finds the quantities.
+
+        Raises:
+            ConfigError: no task of ours, or one whose success is not a function of the observed state.
+        """
+        if task not in table("task"):
+            raise ConfigError(f"world model: {task!r} is no task of ours, so it has no predicate.")
+        self._task: Task = resolve("task", task)()
+        if self._task.hold_s:
+            raise ConfigError(f"world model: success of {task} must last {self._task.hold_s:g} s.")
+        known = load_robot(robot)
+        self._columns = _columns(state_quantities(self._task, known), state_names)
+        self._fingers = tuple(f"{joint}.pos" for joint in known.finger_joints)
+        try:
+            self.judge(np.zeros((1, len(state_names)), np.float32))
+        except (ModelError, KeyError) as error:
+            raise ConfigError(
+                f"world model: success of {task} needs what is not observed: {error}"
+            ) from error
+
+    def judge(self, states: Array) -> tuple[Array, Array]:
+        verdict = self._task.evaluate(View(states, self._columns, self._fingers))
+        success = np.asarray(verdict["success"], bool)
+        return success, np.asarray(verdict.get("fail", np.zeros_like(success)), bool)
+
+
+def _columns(quantities: tuple[str, ...], names: tuple[str, ...]) -> dict[str, slice]:
+    """Returns where each quantity is in the state; those that are not shown whole are left out."""
+    columns = dict[str, slice]()
+    for quantity in quantities:
+        where = [i for i, name in enumerate(names) if name == quantity or name.startswith(f"{quantity}.")]
+        if where and where == list(range(where[0], where[-1] + 1)):
+            columns[quantity] = slice(where[0], where[-1] + 1)
+    return columns
+
+
+class ClassifierOutcome(nn.Module):
+    """Small networks that learned which recorded states are successes; most of them must say so.
+
+    Successes are far fewer than other states, so half of each batch is of either kind. The vote is for
+    precision, which matters most (DiWA, arXiv 2508.03645, section 5).
+    """
+
+    kind = "classifier"
+
+    def __init__(self, state_dim: int) -> None:
+        super().__init__()
+        width = _WIDTH
+        self.networks = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(state_dim, width),
+                nn.SiLU(),
+                nn.Linear(width, width),
+                nn.SiLU(),
+                nn.Linear(width, 1),
+            )
+            for _ in range(_NETWORKS)
+        )
+        self.register_buffer("centre", torch.zeros(state_dim))
+        self.register_buffer("scale", torch.ones(state_dim))
+        self.centre: Tensor
+        self.scale: Tensor
+
+    def fit(self, history: History, *, updates: int = 1500, batch: int = 256, seed: int = 0) -> None:
+        """Learns from the recorded states of the first split.
+
+        Raises:
+            ConfigError: no state of it is a success, or none is not.
+        """
+        rows = np.flatnonzero(np.isin(history.episode, history.split(TRAIN)))
+        kinds = [rows[history.success[rows]], rows[~history.success[rows]]]
+        if not all(len(kind) for kind in kinds):
+            raise ConfigError(
+                f"world model: of {len(rows)} recorded states {len(kinds[0])} are successes; a classifier "
+                "needs both. Collect episodes that succeed, and some that fail."
+            )
+        self.centre.copy_(torch.from_numpy(history.state[rows].mean(axis=0)))
+        self.scale.copy_(torch.from_numpy(np.maximum(history.state[rows].std(axis=0), 1e-4)))
+        rng = np.random.default_rng(seed)
+        optimiser = torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=1e-3)
+        target = torch.cat([torch.ones(batch // 2), torch.zeros(batch // 2)])
+        for _ in range(updates):
+            loss = torch.zeros(())
+            for network in self.networks:
+                drawn = np.concatenate([rng.choice(kind, batch // 2) for kind in kinds])
+                logits = network((torch.from_numpy(history.state[drawn]) - self.centre) / self.scale)[:, 0]
+                loss = loss + nn.functional.binary_cross_entropy_with_logits(logits, target)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+
+    @torch.no_grad()
+    def judge(self, states: Array) -> tuple[Array, Array]:
+        x = (torch.from_numpy(np.ascontiguousarray(states)) - self.centre) / self.scale
+        votes = torch.stack([torch.sigmoid(network(x)[:, 0]) > 0.5 for network in self.networks])
+        success = votes.float().mean(dim=0).numpy() > 0.5
+        return success, np.zeros_like(success)
+
+
+def agreement(outcome: Outcome, history: History, split: str = AUDIT) -> Mapping[str, float]:
+    """Returns precision, recall and accuracy of an outcome on recorded states of a split."""
+    rows = np.flatnonzero(np.isin(history.episode, history.split(split)))
+    rows = rows[rows > history.first[history.episode[rows]]]
+    found, true = outcome.judge(history.state[rows])[0], history.success[rows]
+    both = float((found & true).sum())
+    return {
+        "precision": both / max(1.0, float(found.sum())),
+        "recall": both / max(1.0, float(true.sum())),
+        "accuracy": float((found == true).mean()),
+    }
+
+
+def outcome_of(history: History, kind: str | None, *, seed: int = 0) -> Outcome:
+    """Returns the task's predicate where it can be used and agrees with what was recorded; else classifiers.
+
+    Args: kind: `predicate` or `classifier`, or None for the first that fits.
+
+    Raises:
+        ConfigError: the predicate was asked for and cannot be used, or there is no success to learn from.
+    """
+    meta = history.meta
+    if kind != ClassifierOutcome.kind:
+        try:
+            predicate = PredicateOutcome(meta.task, meta.robot, meta.state_names)
+            found = agreement(predicate, history, TRAIN)["accuracy"]
+            if found < _AGREES:
+                raise ConfigError(
+                    f"world model: the predicate of {meta.task} says what was recorded in {found:.1%} of the "
+                    f"states alone, need {_AGREES:.0%}. Use outcome=classifier."
+                )
+            return predicate
+        except ConfigError:
+            if kind is not None:
+                raise
+    classifier = ClassifierOutcome(history.state.shape[1])
+    classifier.fit(history, seed=seed)
+    return classifier
+
+
+def state_of(outcome: Any) -> dict[str, Tensor]:
+    """Returns the weights of an outcome; none of a predicate."""
+    return dict(outcome.state_dict()) if isinstance(outcome, nn.Module) else {}

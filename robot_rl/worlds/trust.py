@@ -1,0 +1,118 @@
+"""Whether a world model is to be believed: what was measured of it, and what follows from that.
+
+A device of kind `world` refuses leases while its verdict is not ok. B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from robot_rl.worlds.calibration import LEVELS, Calibration, Played
+from robot_rl.worlds.config import TrustConfig
+from robot_rl.worlds.history import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustReport:
+    """What was measured of one version of a model, on episodes that it did not learn from."""
+
+    version: int
+    """How many times the model has been fitted."""
+    episodes: int
+    """Real episodes behind it."""
+    real_steps: int
+    """Control steps of these: the bill."""
+    depths: list[dict[str, float]] = field(default_factory=lambda: list[dict[str, float]]())
+    """By depth: error, coverage of the intervals, and rank correlations with the error."""
+    false_success: float | None = None
+    """Share of replayed real failures that the model has succeed; None: there were none to replay."""
+    missed_success: float | None = None
+    """Share of replayed real successes that the model has fail."""
+    replayed: tuple[int, int] = (0, 0)
+    """How many failures, and successes, were replayed."""
+    disagreement: float = 0.0
+    """Median disagreement one stride ahead on the third split, with which newer episodes are compared."""
+    shift: float | None = None
+    """That on the newest real episodes over `disagreement`; None: none are newer."""
+    imagined_success: float | None = None
+    """Of the newest policy that was judged in both worlds."""
+    real_success: float | None = None
+    reasons: tuple[str, ...] = ()
+    """Why the model is not believed; empty if it is."""
+
+    @property
+    def is_trusted(self) -> bool:
+        return not self.reasons
+
+    @property
+    def bias(self) -> float | None:
+        """Imagined minus real success of the newest policy that was judged in both worlds."""
+        if self.imagined_success is None or self.real_success is None:
+            return None
+        return self.imagined_success - self.real_success
+
+
+def depth_rows(calibration: Calibration, played: Sequence[Played]) -> list[dict[str, float]]:
+    """Returns the table of a trust report, by depth, from play on the third split."""
+    covered = {row["depth"]: row for row in calibration.coverage(list(played))}
+    rows = list[dict[str, float]]()
+    for found in played:
+        size = np.sqrt((found.error**2).mean(axis=1))
+        rows.append(
+            {
+                **covered.get(float(found.depth), {"depth": float(found.depth)}),
+                "error": float(np.sqrt((size**2).mean())),
+                "error_of_copying": float(np.sqrt((found.moved**2).mean())),
+                "rank_disagreement": spearman(found.uncertainty, size),
+                "rank_two_samples": spearman(found.stated, size),
+                "rank_distance": spearman(found.moved, size),
+            }
+        )
+    return rows
+
+
+def reasons_against(report: TrustReport, limits: TrustConfig) -> tuple[str, ...]:
+    """Returns why the model is not to be believed, one sentence each."""
+    found = list[str]()
+    if not report.depths:
+        found.append("no depth was measured: the held-out episodes are too few")
+    for row in report.depths:
+        depth = int(row["depth"])
+        if depth > 8:
+            continue
+        for level in LEVELS:
+            held = row.get(f"coverage_{level:.0%}")
+            if held is not None and abs(held - level) > limits.coverage_within:
+                found.append(f"at depth {depth} its {level:.0%} intervals hold {held:.0%} of the errors")
+        if row["rank_disagreement"] < limits.min_rank:
+            found.append(
+                f"at depth {depth} disagreement does not rank errors: correlation "
+                f"{row['rank_disagreement']:.2f}, need {limits.min_rank:g}"
+            )
+    if report.false_success is not None and report.false_success > limits.max_false_success:
+        found.append(
+            f"{report.false_success:.0%} of {report.replayed[0]} replayed real failures succeed in it, "
+            f"allowed {limits.max_false_success:.0%}"
+        )
+    if report.bias is not None and report.bias > limits.max_bias:
+        found.append(
+            f"it shows {report.imagined_success:.0%} success where {report.real_success:.0%} is real, "
+            f"allowed {limits.max_bias:.0%} more"
+        )
+    if report.shift is not None and report.shift > limits.max_shift:
+        found.append(
+            f"its members disagree {report.shift:.1f} times as much about the newest real episodes as "
+            f"about those it was judged by, allowed {limits.max_shift:g} times"
+        )
+    return tuple(found)
+
+
+def spearman(a: Array, b: Array) -> float:
+    """Returns the rank correlation of two columns; 0 where one does not vary. Ties keep their order."""
+    ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable").astype(float) for x in (a, b)]
+    if len(a) < 2 or min(np.ptp(a), np.ptp(b)) == 0:
+        return 0.0
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])

@@ -1,0 +1,96 @@
+"""`robot-rl worlds`: a model of recorded episodes, a run in it, and mistakes in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.cli.main import main
+
+Run = Callable[..., dict[str, Any]]
+TINY = ("model.members=2", "model.width=16", "model.depth=1", "fit.updates=40", "fit.batch=16", "fit.ahead=2")
+RUN = (
+    *("num_envs=4", "n_exec=4", "policy.width=16", "policy.depth=1", "policy.steps=2", "bc.updates=10"),
+    *("bc.batch=16", "evaluate.episodes=4", "evaluate.num_envs=4", "evaluate.every_env_steps=0"),
+    *("evaluate.quick_episodes=4", "video.episodes=0", "video.failures=0"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def robot_rl(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*words: str) -> dict[str, Any]:
+        assert main([*words, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_model_from_recorded_episodes_to_a_run_in_it(
+    robot_rl: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    robot_rl("collect", "task=reach", "episodes=250", "bias_m=0.01", "out=demos")
+    found = robot_rl("worlds", "fit", "data=demos", "out=point", *TINY)
+    assert found["outcome"] == "predicate"
+    assert found["episodes"] == 250
+    assert found["real_steps"] > 250
+    assert (tmp_path / "point" / "calibration.png").stat().st_size > 10_000
+    listed = robot_rl("devices")["devices"]
+    (world,) = [one for one in listed if one["kind"] == "world"]
+    assert world["name"] == found["device"]
+    assert world["labels"]["task"] == "reach"
+    # A model of a few updates is not to be believed; no run gets a lease of it.
+    inside = ("env.task=reach", "env.kind=world", "env.id=point", "demos.path=demos")
+    trained = ("train", "recipe=reinflow", *inside, "method.env_steps=160", "method.decisions=5", *RUN)
+    head = tmp_path / "point" / "world.json"
+    if found["reasons"]:
+        assert main(list(trained)) == 2
+        assert "quarantined" in capsys.readouterr().err
+    content = json.loads(head.read_text())
+    content["report"]["reasons"] = []
+    content.pop("checksum")
+    head.write_text(json.dumps(content))
+    summary = robot_rl(*trained)
+    assert summary["control_steps"] == {"demo": found["real_steps"], "world": 160}
+    both = robot_rl("worlds", "imagine", "world=point", f"policy={summary['run']}", "episodes=4", "video=1")
+    assert both["real"]["success"] == summary["final_success"] or both["real"]["episodes"] == 4
+    assert both["real_success"] == both["real"]["success"]
+    if both["films"]:
+        assert Path(both["films"][0]).stat().st_size > 1000
+    assert robot_rl("worlds", "report", "world=point")["imagined_success"] == both["imagined"]["success"]
+    newer = robot_rl("worlds", "audit", "world=point", "data=demos")
+    assert 0.3 < newer["shift"] < 3.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("fit", "data=nowhere", "out=x"), "nowhere"),
+        (("fit", "data=[]", "out=x"), "data: got []"),
+        (("train",), "worlds: no sub-command 'train'"),
+        (("audit", "world=nowhere"), "no world model (world.json) is there"),
+        (("fit", "data=nowhere", "out=x", "model.members=1"), "one has no disagreement"),
+        (("imagine", "world=nowhere", "policy=x", "episodes=0"), "episodes: got 0"),
+    ],
+)
+def test_mistakes_are_one_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    assert main(["worlds", *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_too_few_episodes_say_how_many_are_needed(robot_rl: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    robot_rl("collect", "task=reach", "episodes=4", "out=demos", "num_envs=4")
+    assert main(["worlds", "fit", "data=demos", "out=point", *TINY]) == 2
+    assert "got 4 episodes" in capsys.readouterr().err

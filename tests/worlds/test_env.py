@@ -1,0 +1,156 @@
+"""Imagined episodes as an env, a device, and a leased thing."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.hal.conformance import check_device, check_vector_env
+from robot_rl.hal.leased import EnvDevice
+from robot_rl.rollout.envs import make_env, simulation
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.sched.opened import opened
+from robot_rl.sim.config import EnvConfig
+from robot_rl.worlds.env import ImaginedConfig, WorldEnv
+from robot_rl.worlds.inventory import enter, specs, world_spec
+from robot_rl.worlds.saved import World, load_world
+from tests.worlds.conftest import META, STEPS
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_imagined_episodes_keep_the_rules_of_envs(world: World, autoreset: Any, noise: float) -> None:
+    check_vector_env(
+        lambda n: WorldEnv(world, n, autoreset=autoreset, settings={"strides": 4, "noise": noise})
+    )
+
+
+def test_a_world_model_is_a_device(world: World, tmp_path: Path) -> None:
+    world.save(tmp_path / "point")
+    spec = world_spec(tmp_path / "point")
+    check_device(lambda: EnvDevice(spec, lambda _: WorldEnv(world, 3, settings={"strides": 4})))
+
+
+def test_a_cut_is_no_end_of_the_task(world: World) -> None:
+    world.calibration = replace(world.calibration, gate=world.calibration.gate * 0.0)
+    env = WorldEnv(world, 8)
+    env.reset(seed=0)
+    done = env.step_chunk(np.zeros((8, 4, 2), np.float32), 4)
+    assert done.truncated.all()
+    assert not done.terminated.any()
+    assert done.infos["cut"].all()
+    assert not done.infos["success"].any()
+    assert not done.reward.any()
+    assert done.infos["final_obs"]["state"].shape == (8, 4)
+
+
+def test_goals_are_bitwise_the_same_after_many_strides(world: World) -> None:
+    env = WorldEnv(world, 16, autoreset="disabled", settings={"gate": False})
+    first, _ = env.reset(seed=3)
+    actions = np.random.default_rng(0).uniform(-1, 1, (16, STEPS, 2)).astype(np.float32)
+    done = env.step_chunk(actions, STEPS)
+    assert np.array_equal(done.obs["state"][:, 2:], first["state"][:, 2:])
+    assert not np.array_equal(done.obs["state"][:, :2], first["state"][:, :2])
+
+
+def test_one_seed_has_one_start_one_member_and_one_noise(world: World) -> None:
+    env = WorldEnv(world, 4, autoreset="disabled", settings={"noise": 1.0, "gate": False})
+    obs, _ = env.reset(seed=[5, 5, 5, 6])
+    assert (obs["state"][0] == obs["state"][1]).all()
+    done = env.step_chunk(np.full((4, 8, 2), 0.3, np.float32), 8)
+    assert np.array_equal(done.obs["state"][0], done.obs["state"][2])
+    members = [WorldEnv(world, 1, autoreset="disabled", settings={"member": m}) for m in (0, 1)]
+    for one in members:
+        one.reset(seed=5)
+    seen = [one.step_chunk(np.full((1, 8, 2), 0.3, np.float32), 8).obs["state"] for one in members]
+    assert not np.array_equal(seen[0], seen[1])
+
+
+def test_success_needs_most_members_and_ends_the_episode(world: World) -> None:
+    env = WorldEnv(world, 2, autoreset="disabled", settings={"gate": False})
+    # Both begin 0.5 from their goals along x, at 0.05 a step: near enough after 6 steps; one goes away.
+    start = np.array([[-0.25, 0, 0.25, 0], [-0.25, 0, 0.25, 0]], np.float32)
+    env.reset(seed=0, options={"observed": start})
+    push = np.zeros((2, 20, 2), np.float32)
+    push[0, :, 0], push[1, :, 0] = 1.0, -0.5
+    done = env.step_chunk(push, 20)
+    assert done.terminated.tolist() == [True, False]
+    assert done.infos["success"].tolist() == [True, False]
+    assert done.reward.sum(axis=1).tolist() == [1.0, 0.0]
+    assert done.valid[0].sum() in (8, 12)
+
+
+def test_the_usual_horizon_is_that_of_real_episodes(world: World) -> None:
+    env = WorldEnv(world, 3, autoreset="disabled", settings={"gate": False, "vote": 1.0, "hold": 100})
+    env.reset(seed=0, options={"observed": np.zeros((3, 4), np.float32)})
+    done = env.step_chunk(np.zeros((3, STEPS + 4, 2), np.float32), STEPS + 4)
+    assert done.truncated.all()
+    assert done.valid.sum(axis=1).tolist() == [STEPS] * 3
+
+
+def test_settings_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env.settings: got horizon, allowed: strides"):
+        ImaginedConfig.of({"horizon": 3})
+    with pytest.raises(ConfigError, match=r"env.settings.vote: got 0"):
+        ImaginedConfig.of({"vote": 0})
+
+
+def test_a_saved_model_is_the_same_model(world: World, tmp_path: Path) -> None:
+    world.save(tmp_path / "point")
+    again = load_world(tmp_path / "point")
+    assert again.report == world.report
+    seen = []
+    for one in (world, again):
+        env = WorldEnv(one, 4)
+        env.reset(seed=1)
+        seen.append(env.step_chunk(np.full((4, 8, 2), 0.2, np.float32), 8).obs["state"])
+    assert np.array_equal(seen[0], seen[1])
+    with pytest.raises(CheckpointError, match="no world model"):
+        load_world(tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"task 'point', not 'other'"):
+        world.check(replace(META, task="other"), at="policy")
+    longer: EpisodesMeta = replace(META, state_names=(*META.state_names, "z"))
+    with pytest.raises(CheckpointError, match="it lacks z"):
+        world.check(longer, at="policy")
+    (tmp_path / "point" / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_world(tmp_path / "point")
+
+
+def test_nobody_leases_a_model_that_is_not_believed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    folder = tmp_path / "point"
+    world.report = replace(world.report, reasons=())
+    world.save(folder)
+    enter(folder)
+    config = EnvConfig(kind="world", id=str(folder), task="reach")
+    device = simulation(config, 2)
+    with opened(device, holder="test") as env:
+        env.reset(seed=0)
+    assert [spec.labels["trust"] for spec in specs()] == ["ok"]
+    world.save_report(folder, replace(world.report, reasons=("it dreams",)))
+    assert specs()[0].labels["trust"] == "quarantined: it dreams"
+    with pytest.raises(DeviceError, match=r"quarantined, its version 1 is not believed: it dreams\."):
+        LeaseStore().acquire(world_spec(folder), holder="test", slots=1)
+    with pytest.raises(DeviceError, match="it dreams"), opened(device, holder="test"):
+        pass
+    world.save_report(folder, replace(world.report, reasons=()))
+    with opened(device, holder="test"):
+        pass
+
+
+def test_a_run_in_a_model_is_judged_in_the_real_env(world: World, tmp_path: Path) -> None:
+    world.save(tmp_path / "point")
+    config = EnvConfig(kind="world", id=str(tmp_path / "point"), settings={"strides": 2})
+    assert config.evaluated().kind == "sim"
+    assert config.evaluated().task == "reach"
+    with closing(make_env(config, 2)) as env:
+        assert env.task == "point"
+        assert env.caps == {"set_state", "fork", "batch"}

@@ -1,0 +1,116 @@
+"""Calibration, the trust report and its verdict; numbers by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.worlds.audit import agreement, replayed, shift_of
+from robot_rl.worlds.calibration import Calibration, Played, played_by_depth
+from robot_rl.worlds.config import TrustConfig
+from robot_rl.worlds.history import AUDIT, CALIBRATION, History, Windows
+from robot_rl.worlds.saved import World
+from robot_rl.worlds.trust import TrustReport, reasons_against, spearman
+from tests.worlds.conftest import FIT, made, point_history
+
+
+def test_intervals_hold_the_share_of_errors_that_they_say() -> None:
+    # 100 errors of 1 to 100 with a width of 1: the 68 % interval is 68 wide, the 90 % one 90.
+    error = np.arange(1.0, 101.0)[:, None]
+    played = Played(1, error, np.ones((100, 1)), np.ones(100), np.ones(100), np.ones(100))
+    widths = np.array([[[68.0], [90.0]]])
+    calibration = Calibration(depths=np.array([1]), gate=np.array([1.0]), widths=widths, quantile=0.99)
+    (row,) = calibration.coverage([played])
+    assert (row["coverage_68%"], row["coverage_90%"]) == (0.68, 0.90)
+
+
+def test_the_gate_is_interpolated_between_depths() -> None:
+    calibration = Calibration(
+        depths=np.array([1, 4]), gate=np.array([1.0, 3.0]), widths=np.zeros((2, 2, 1)), quantile=0.99
+    )
+    assert calibration.limit(np.array([1, 2, 4, 9])) == pytest.approx([1.0, 2.0, 3.0, 3.0])  # by logarithm
+
+
+def test_coverage_is_near_its_level_on_the_third_split() -> None:
+    noisy = made(point_history(200, noise=0.01))
+    for row in noisy.report.depths:
+        assert abs(row["coverage_68%"] - 0.68) < 0.08
+        assert abs(row["coverage_90%"] - 0.90) < 0.06
+
+
+def test_too_few_windows_are_no_calibration(world: World, history: History) -> None:
+    two = Windows(history, history.split(CALIBRATION)[:2], stride=4)
+    with pytest.raises(DatasetError, match="no depth has 200 windows"):
+        Calibration.fit(world.model, two, quantile=0.99)
+
+
+def test_actions_out_of_range_are_cut(world: World, history: History) -> None:
+    windows = Windows(history, history.split(AUDIT), stride=4)
+    rows, steps = windows.rows[:100], np.full(100, 4)
+    limit = world.calibration.limit(np.array([1]))
+    inside = world.model.predict(windows.at(rows), windows.actions(rows), steps).uncertainty.numpy()
+    outside = world.model.predict(windows.at(rows), windows.actions(rows) * 6, steps).uncertainty.numpy()
+    assert (inside > limit).mean() < 0.05
+    assert (outside > limit).mean() > 0.6
+    assert np.median(outside) > 5 * np.median(inside)
+
+
+def good() -> TrustReport:
+    row = {"depth": 1.0, "coverage_68%": 0.7, "coverage_90%": 0.9, "rank_disagreement": 0.8}
+    return TrustReport(version=1, episodes=100, real_steps=5000, depths=[row], disagreement=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"depths": []}, "no depth was measured"),
+        ({"depths": [{**good().depths[0], "coverage_90%": 0.6}]}, "90% intervals hold 60% of the errors"),
+        ({"depths": [{**good().depths[0], "rank_disagreement": 0.1}]}, "does not rank errors"),
+        ({"false_success": 0.3, "replayed": (20, 5)}, "30% of 20 replayed real failures"),
+        ({"imagined_success": 0.9, "real_success": 0.5}, "90% success where 50% is real"),
+        ({"imagined_success": 0.2, "real_success": 0.5}, None),
+        ({"shift": 4.0}, "disagree 4.0 times as much"),
+    ],
+)
+def test_a_model_is_not_believed_for_a_reason(change: dict[str, Any], words: str | None) -> None:
+    reasons = reasons_against(replace(good(), **change), TrustConfig())
+    if words is None:
+        assert reasons == ()
+    else:
+        assert len(reasons) == 1
+        assert words in reasons[0]
+
+
+def test_replays_of_real_episodes_end_as_those_did(world: World, history: History) -> None:
+    success, failed = replayed(world, history, history.split(AUDIT))
+    assert success.mean() > 0.7
+    assert failed.mean() < 0.2
+    assert len(success) + len(failed) == len(history.split(AUDIT))
+
+
+def test_episodes_of_another_world_are_a_surprise(world: World, history: History) -> None:
+    assert 0.5 < shift_of(world, history) < 2.0
+    far = replace(history, state=history.state * np.array([8, 8, 1, 1], np.float32))
+    assert shift_of(world, far) > 5.0
+
+
+def test_rank_correlation_and_agreement_by_hand() -> None:
+    assert spearman(np.array([1.0, 2, 3]), np.array([10.0, 20, 15])) == pytest.approx(0.5)
+    assert spearman(np.ones(3), np.arange(3.0)) == 0.0
+    # Imagined 0.2, 0.6, 0.5 where 0.1, 0.4, 0.6 is real: the last two are in the wrong order, 0.2 apart.
+    found = agreement(np.array([0.2, 0.6, 0.5]), np.array([0.1, 0.4, 0.6]))
+    assert found["bias"] == pytest.approx((0.1 + 0.2 - 0.1) / 3)
+    assert found["mmrv"] == pytest.approx((0.0 + 0.2 + 0.2) / 3)
+    assert found["spearman"] == pytest.approx(0.5)
+
+
+def test_errors_grow_with_depth_and_disagreement_ranks_them() -> None:
+    model = made(point_history(200), fit=replace(FIT, updates=150)).model
+    history = point_history(200)
+    played = played_by_depth(model, Windows(history, history.split(AUDIT), stride=4), seed=1)
+    sizes = [np.sqrt((found.error**2).mean()) for found in played]
+    assert sizes == sorted(sizes)
+    assert [found.depth for found in played] == [1, 2, 4]  # an episode has six strides
