@@ -2,14 +2,16 @@
 
 Four classes (after OmniReset, arXiv 2603.15789): `reaching`, the thing where the task puts it and the tool
 anywhere; `near_object`, the tool near the thing, not holding it; `grasped`, the thing in the hand anywhere;
-`near_goal`, the thing near its place at the goal. docs/resets.md says what they mean where a task has no
-thing, or no grasp.
+`near_goal`, the thing near its place at the goal. A fifth, `carried`, is ours: the thing in the hand on its
+way to the goal, more of them the nearer it is, so that no start is far from one that is solved already.
+docs/resets.md says what they mean where a task has no thing, or no grasp.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-CLASSES = ("reaching", "near_object", "grasped", "near_goal")
+USUAL = ("reaching", "near_object", "grasped", "near_goal")
+CLASSES = (*USUAL, "carried")
 TOOL = "tool"
 Vector = tuple[float, ...]
 
@@ -48,9 +50,10 @@ class Resets:
     rests_at_goal: bool = False
     """Whether the thing stays at the goal when it is let go: half of `near_goal` then begins with open
     fingers."""
-    classes: tuple[str, ...] = CLASSES
+    classes: tuple[str, ...] = USUAL
     """Those that make sense for the task, of these."""
 
     def __post_init__(self) -> None:
         assert set(self.classes) <= set(CLASSES), f"classes: {self.classes}, allowed: {CLASSES}"
-        assert self.hold != "none" or "grasped" not in self.classes, "grasped: nothing holds the thing"
+        held = {"grasped", "carried"} & set(self.classes)
+        assert self.hold != "none" or not held, f"{held}: nothing holds the thing"

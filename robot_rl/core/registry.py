@@ -82,6 +82,7 @@ TABLE: dict[str, dict[str, str]] = {
         "dagger": "robot_rl.train.improve.dagger:DAGGER",
         "ppo": "robot_rl.train.improve.ppo:PPO",
         "plain_ppo": "robot_rl.train.improve.plain_ppo:PLAIN_PPO",
+        "imagined": "robot_rl.train.improve.imagined:IMAGINED",
         "grpo": "robot_rl.train.improve.grpo:GRPO",
         "latent": "robot_rl.train.improve.latent:LATENT",
         "direct": "robot_rl.train.improve.direct:DIRECT",

@@ -75,6 +75,22 @@ def grasped(bench: Workbench, use: Materials) -> Put:
     return put
 
 
+def carried(bench: Workbench, use: Materials) -> Put:
+    """The thing in the hand between its place, raised, and anywhere: half of them in the nearest quarter."""
+    bench.begin()
+    assert use.grasps is not None
+    goal = bench.goal_pose()
+    goal[:, 2] += bench.declared.near_goal_m[2]
+    above, grasp, fingers = _at_grasp(bench, use, goal)
+    share = use.rng.uniform(0.0, 1.0, (bench.num, 1)) ** 2
+    tool = _anywhere(bench, use.rng)
+    tool[:, :3] = above[:, :3] + share * (tool[:, :3] - above[:, :3])
+    put = _put_tool(bench, tool, shut=True, in_hand=True, most_m=np.inf)
+    bench.put_thing(compose(bench.tool_pose(), grasp))
+    bench.put_fingers(fingers)
+    return put
+
+
 def near_goal(bench: Workbench, use: Materials) -> Put:
     """The thing near its place, in the hand or let go; the tool near the goal where there is no thing."""
     tool = bench.begin()
@@ -107,6 +123,7 @@ GENERATORS: dict[str, Callable[[Workbench, Materials], Put]] = {
     "near_object": near_object,
     "grasped": grasped,
     "near_goal": near_goal,
+    "carried": carried,
 }
 
 

@@ -59,7 +59,7 @@ def classes_of(bench: Workbench, asked: tuple[str, ...]) -> tuple[str, ...]:
         ConfigError: one that is asked for is none of these.
     """
     declared = [name for name in CLASSES if name in bench.declared.classes]
-    possible = [name for name in declared if name != "grasped" or bench.hold != "none"]
+    possible = [name for name in declared if name not in ("grasped", "carried") or bench.hold != "none"]
     for name in asked:
         if name not in possible:
             raise ConfigError(

@@ -36,7 +36,14 @@ class StepRolloutSource:
     is_ahead = False
 
     def __init__(
-        self, env: VectorEnv, policy: GaussianPolicy, *, steps: int, seed: int, device: str = "cpu"
+        self,
+        env: VectorEnv,
+        policy: GaussianPolicy,
+        *,
+        steps: int,
+        seed: int,
+        device: str = "cpu",
+        correlation: float = 0.0,
     ) -> None:
         """Begins with new episodes.
 
@@ -46,6 +53,7 @@ class StepRolloutSource:
             steps: T.
             seed: of the episodes and of the exploration.
             device: where the policy's parameters are, and the memory.
+            correlation: of the noise of a control step with that of the step before, in [0, 1).
         """
         assert policy.horizon == 1, "a decision at every control step"
         self._env, self._policy, self._steps = env, policy, steps
@@ -53,6 +61,9 @@ class StepRolloutSource:
         self._generator = Generator(device).manual_seed(seed)
         self._weights = Subscriber(policy)
         self._memory: StepRollout | None = None
+        self._correlation = correlation
+        self._noise: Tensor | None = None
+        """(N, A): the noise of the last step, where noise is correlated."""
         self.episodes = EpisodeLog(env.num_envs, env.reset_classes)
 
     def close(self) -> None:
@@ -70,9 +81,21 @@ class StepRolloutSource:
             memory.begin()
         memory.policy_version = self._weights.refresh(published)
         memory.drawn.normal_(generator=self._generator)
+        if self._correlation:
+            self._correlate(memory.drawn)
         logged = [self._step(memory, t) for t in range(self._steps)]
         self._log(logged)
         return memory
+
+    def _correlate(self, noise: Tensor) -> None:
+        """Makes white noise (T, N, A) a first-order autoregression of the same variance, in place."""
+        rho = self._correlation
+        fresh = (1.0 - rho**2) ** 0.5
+        if self._noise is not None:
+            noise[0].mul_(fresh).add_(self._noise, alpha=rho)
+        for t in range(1, len(noise)):
+            noise[t].mul_(fresh).add_(noise[t - 1], alpha=rho)
+        self._noise = noise[-1].clone()
 
     def _allocated(self, obs: Obs) -> StepRollout:
         known = self._policy.normaliser.feature_dims
@@ -118,12 +141,14 @@ class StepRolloutSource:
             "episodes": self.episodes.state_dict(),
             "env": self._env.state_dict(),
             "obs": obs,
+            "noise": self._noise,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._weights.load_state_dict(state)
         self._generator.set_state(state["generator"])
         self.episodes.load_state_dict(state["episodes"])
+        self._noise = state.get("noise")  # a checkpoint of an earlier version has none
         if state["obs"] is None:
             return
         self._env.reset(seed=self._seed)

@@ -159,6 +159,8 @@ class Run:
     experience: Experience | None = None
     """Keeps what the sources collect; None without sources. It may be the batches of a learner too."""
     counters: Counters = field(default_factory=Counters)
+    result: Callable[[], Mapping[str, Any] | None] | None = None
+    """Returns the weights of the result, where they may be others than the leader's newest; None: those."""
 
     @property
     def leader(self) -> Learner:
@@ -200,7 +202,8 @@ class Run:
 
     def hand_over(self, policy: torch.nn.Module) -> None:
         """Gives `policy` the leader's newest weights; what acts may be `publish_every` updates behind."""
-        load_weights(policy, self.leader.algorithm.policy_weights())
+        chosen = None if self.result is None else self.result()
+        load_weights(policy, self.leader.algorithm.policy_weights() if chosen is None else chosen)
 
     @property
     def _is_batches(self) -> bool:

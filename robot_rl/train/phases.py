@@ -265,7 +265,7 @@ def _acting_envs(method: Method, session: Session) -> Generator[Mapping[str, Vec
     config, envs = session.config, dict[str, VectorEnv]()
     leases = [held.lease for held in session.leases]
     with ExitStack() as stack:
-        for name, source in {} if config.acts_alone else config.acting.items():
+        for name, source in config.acting.items() if method.opens and not config.acts_alone else ():
             if waits := making(source.num_envs):
                 session.display.message(waits)
             if config.has_arm:

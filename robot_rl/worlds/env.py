@@ -46,7 +46,7 @@ class ImaginedConfig:
     starts: StartsConfig = field(default_factory=StartsConfig)
     gate: bool = True
     """Whether disagreement cuts episodes."""
-    vote: float = 0.6
+    vote: float = 0.8
     """Share of the members that must see success."""
     hold: int = 1
     """Strides in a row in which they must."""

@@ -8,7 +8,7 @@ from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_hole_block
-from robot_rl.sim.start_classes import Resets
+from robot_rl.sim.start_classes import CLASSES, Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import carry_to, grasp_aim, heading, quarter_turn
 
@@ -51,6 +51,7 @@ class PegInsert(Task):
         near_goal_m=(0.03, 0.03, 0.06),
         grip_m=(0.0, 0.0, _GRIP_M),
         grip_half_m=(*PEG_HALF_M[:2], 0.02),
+        classes=CLASSES,
     )
     vary = (
         Vary(field="geom_friction", element="peg", low=0.8, high=1.3, component=0),

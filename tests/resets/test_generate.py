@@ -14,7 +14,7 @@ from robot_rl.resets.walk import draw_way, walk_out
 from robot_rl.resets.workbench import Workbench
 from robot_rl.sim.bank_files import Bank
 from robot_rl.sim.config import EnvConfig
-from robot_rl.sim.start_classes import CLASSES, Resets
+from robot_rl.sim.start_classes import CLASSES, USUAL, Resets
 from robot_rl.sim.vector import SimVectorEnv
 from tests.arms import write_arm
 from tests.resets.conftest import ROWS
@@ -33,7 +33,7 @@ def made(bench: Workbench, *classes: str, rows: int = 8) -> Bank:
 
 
 def test_every_class_of_the_light_task_accepts_starts(bank: Bank) -> None:
-    assert tuple(bank.sets) == CLASSES
+    assert tuple(bank.sets) == USUAL
     for name, found in bank.sets.items():
         bill = bank.bills[name]
         assert len(found) == ROWS
@@ -97,7 +97,7 @@ def test_every_task_declares_starts(task: str) -> None:
     """That its robot can be in them, the slow test shows."""
     declared: Resets = resolve("task", task).resets
     assert declared.classes[0] == "reaching"
-    assert declared.classes[-1] == "near_goal"
+    assert "near_goal" in declared.classes
 
 
 def test_a_cube_is_grasped_in_the_air() -> None:

@@ -1,6 +1,7 @@
 """Rollouts of single control steps: what is where, one memory, both kinds of array, exact resume."""
 
 import copy
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from robot_rl.testing.devices import STEP_M, FakeEnv
 from tests.kinds import seeded
 
 
-def make_source(env: Any, *, steps: int = 4, device: str = "cpu") -> StepRolloutSource:
+def make_source(
+    env: Any, *, steps: int = 4, device: str = "cpu", correlation: float = 0.0
+) -> StepRolloutSource:
     state_dim, action_dim = len(env.state_names), len(env.action_names)
     policy = GaussianPolicy(
         GaussianPolicyConfig(width=8, depth=1, initial_std=0.5),
@@ -26,7 +29,7 @@ def make_source(env: Any, *, steps: int = 4, device: str = "cpu") -> StepRollout
         normaliser=Normaliser({"state": state_dim}, action_dim),
         generator=seeded(),
     ).to(device)
-    return StepRolloutSource(env, policy, steps=steps, seed=7, device=device)
+    return StepRolloutSource(env, policy, steps=steps, seed=7, device=device, correlation=correlation)
 
 
 def offered(source: StepRolloutSource) -> Publisher:
@@ -126,3 +129,29 @@ def test_a_feature_that_nobody_reads_takes_no_memory() -> None:
 
     source = make_source(More(2))
     assert set(source.collect(offered(source)).obs) == {"state"}
+
+
+def noise_of(source: StepRolloutSource, rollouts: int) -> list[torch.Tensor]:
+    published = offered(source)
+    found = (source.collect(published) for _ in range(rollouts))
+    return [((one.drawn - one.mean) / one.std).clone() for one in found]
+
+
+def test_correlated_noise_has_the_same_size_and_lasts_over_rollouts() -> None:
+    noise = noise_of(make_source(FakeEnv(64, truncate_after=5), steps=16, correlation=0.9), 20)
+    seen = torch.cat(noise)
+    assert float(seen.std()) == pytest.approx(1.0, abs=0.05)
+    assert float((seen[1:] * seen[:-1]).mean()) == pytest.approx(0.9, abs=0.06)
+    borders = torch.stack([(later[0] * before[-1]).mean() for before, later in itertools.pairwise(noise)])
+    assert float(borders.mean()) == pytest.approx(0.9, abs=0.15)
+    white = torch.cat(noise_of(make_source(FakeEnv(64, truncate_after=5), steps=16), 20))
+    assert float((white[1:] * white[:-1]).mean()) == pytest.approx(0.0, abs=0.05)
+
+
+def test_correlated_noise_goes_on_after_a_resume() -> None:
+    source = make_source(FakeEnv(2, truncate_after=5), correlation=0.9)
+    published = offered(source)
+    source.collect(published)
+    again = make_source(FakeEnv(2, truncate_after=5), correlation=0.9)
+    again.load_state_dict(copy.deepcopy(source.state_dict()))
+    assert torch.equal(source.collect(published).drawn, again.collect(published).drawn)

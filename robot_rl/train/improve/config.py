@@ -26,6 +26,7 @@ from robot_rl.policies.config import (
     ResidualHeadConfig,
 )
 from robot_rl.train.stages import DEMONSTRATIONS
+from robot_rl.worlds.config import StartsConfig, WorldSettings
 
 CLONED = (*PROCESSES, GaussianPolicyConfig.kind)
 """Kinds of base that a run clones."""
@@ -283,15 +284,73 @@ class PlainPPOSettings(MethodSettings):
     """As everywhere."""
     steps: int = 32
     """Control steps that each env takes between two blocks of updates."""
+    noise_correlation: float = 0.0
+    """Of the exploration of a control step with that of the step before; 0: none. Likelihoods are those of
+    the step alone, as in Hollenstein et al. 2024 (arXiv 2312.11091); weak correlation helps PPO there.
+    A gripper that is moved at random each step never holds a thing; one that is moved slowly does."""
     algorithm: PlainPPOConfig = field(default_factory=PlainPPOConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("steps", self.steps >= 1, "1 or more")
+        self._require("noise_correlation", 0 <= self.noise_correlation < 1, "0 or more, below 1")
 
     @property
     def needs(self) -> tuple[str, ...]:
         return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImaginedSettings(PPOSettings):
+    """PPO in a world model that learns in the same loop; real episodes are its data and its judge."""
+
+    kind: ClassVar[str] = "imagined"
+    env_steps: int = 2_000_000
+    """Control steps in all, imagined ones too."""
+    decisions: int = 4
+    """As in PPO, of imagined episodes."""
+    real_steps: int = 40_000
+    """Real control steps after which no more are collected; demonstrations and probes count."""
+    world: WorldSettings = field(default_factory=WorldSettings)
+    starts: StartsConfig = field(default_factory=StartsConfig)
+    """Where imagined episodes begin."""
+    strides: int = 8
+    """Longest imagined episode, in strides of the model; 0: as long as a real one."""
+    gate: bool = True
+    """Whether disagreement of the model's members cuts imagined episodes."""
+    vote: float = 0.8
+    """Share of the members that must see success."""
+    hold: int = 1
+    """Strides in a row in which they must."""
+    first_episodes: int = 100
+    """Real episodes of the base, exploring, before the first fit."""
+    more_episodes: int = 50
+    """Real episodes before each further fit."""
+    refit_updates: int = 2000
+    """Updates of the model in each further fit, from the weights before."""
+    recent: float = 0.3
+    """Share of its batches then from the newest quarter of the episodes, as in DIAMOND."""
+    rollouts: int = 20
+    """Imagined rollouts between two probes."""
+    probe_episodes: int = 20
+    """Real episodes of a probe."""
+    probes: int = 20
+    """At most so many."""
+    real_envs: int = 10
+    """Real episodes at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one = ("real_steps", "first_episodes", "more_episodes", "refit_updates", "rollouts")
+        for name in (*one, "probe_episodes", "probes", "real_envs", "hold"):
+            self._require(name, getattr(self, name) >= 1, "1 or more")
+        self._require("strides", self.strides >= 0, "0 or more")
+        self._require("vote", 0 < self.vote <= 1, "above 0, up to 1")
+        self._require("recent", 0 <= self.recent <= 1, "0 to 1")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (DEMONSTRATIONS,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -444,6 +503,7 @@ _OWN: tuple[type[MethodSettings], ...] = (
     DaggerSettings,
     PPOSettings,
     PlainPPOSettings,
+    ImaginedSettings,
     GRPOSettings,
     LatentSettings,
     ChunkedSettings,

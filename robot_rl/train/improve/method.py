@@ -62,6 +62,8 @@ class Method:
     """Of the env that collects."""
     takes_tensors: bool = False
     """Whether its sources take the tensors of an engine that has them; else they get numpy arrays."""
+    opens: bool = True
+    """Whether it collects in envs that the run opens for it; else it leases its own when it needs them."""
     records: bool = True
     """Whether it collects single control steps, which can be kept for later runs."""
 

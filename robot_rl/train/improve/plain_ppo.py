@@ -45,6 +45,7 @@ def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) ->
         steps=settings_of(config, PlainPPOSettings).steps,
         seed=train_seed(config.seed, "collect") // 2,
         device=config.device,
+        correlation=settings_of(config, PlainPPOSettings).noise_correlation,
     )
 
 

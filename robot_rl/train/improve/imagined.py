@@ -1,0 +1,501 @@
+"""PPO inside of a world model that learns in the same loop: collect, fit, audit, imagine, probe, refit.
+
+    collect   real episodes of the present policy, exploring
+    fit       the world model, on all real episodes; then it is audited
+    imagine   PPO on imagined rollouts, under a lease of the world model; refused while it is not believed
+    probe     real episodes of the policy as it is: the judge
+
+After a probe the loop imagines on, or, where the model shows more success than is real or is surprised by the
+newest episodes, trust lapses: the lease of the model ends, real episodes are collected and it is fitted
+again (WoVR, arXiv 2602.13977, section 3.4, calls that PACE; deviation: it is triggered by measured trust, and
+as often as needed). The policy with the best probe is the result. Every real step is billed, those of probes
+too; imagined steps are billed apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import train_seed
+from robot_rl.data.episodes import Episodes, episodes_meta
+from robot_rl.data.rollout import Rollout
+from robot_rl.data.transitions import Segment
+from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.rollout.chunks import RolloutSource
+from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.sources import EpisodeLog
+from robot_rl.rollout.stepping import seed_batches
+from robot_rl.rollout.weights import Published, Publisher, Subscriber, load_weights
+from robot_rl.sched.opened import opened
+from robot_rl.sim.config import EnvConfig
+from robot_rl.train.demos import joined, played
+from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress
+from robot_rl.train.improve.config import ImaginedSettings
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
+from robot_rl.train.improve.ppo import acting_copy, chunk_options, make_policy
+from robot_rl.train.loop import Hook, Learner, Pacer, Run
+from robot_rl.train.rollouts import RolloutExperience
+from robot_rl.train.schedule import Always, Counters, Every
+from robot_rl.train.session import Session
+from robot_rl.worlds.audit import judged, measured, shift_of
+from robot_rl.worlds.build import RealEnv
+from robot_rl.worlds.env import ImaginedConfig, WorldEnv
+from robot_rl.worlds.fit import Fitter, new_model
+from robot_rl.worlds.history import History
+from robot_rl.worlds.inventory import enter
+from robot_rl.worlds.outcome import outcome_of
+from robot_rl.worlds.saved import World, imitated, load_world
+
+Stage = Literal["collect", "fit", "imagine", "probe", "done"]
+WORLD = "world"
+"""Folder of the model in the run folder, and group of its metrics."""
+_FIT_AT_ONCE = 50
+"""Updates of the model in a turn of the loop."""
+
+
+@dataclass(kw_only=True)
+class RealEpisodes(Segment):
+    """Whole real episodes."""
+
+    episodes: Episodes
+    is_probe: bool
+    """Whether the policy acted without exploration."""
+
+    @property
+    def cost(self) -> int:
+        return len(self.episodes.reward)
+
+
+class CoEvolution:
+    """Where the loop is, the real experience so far, and the newest model with its trust."""
+
+    def __init__(self, session: Session, history: History, real: RealEnv) -> None:
+        """Begins with real experience, perhaps demonstrations."""
+        self.session, self.config = session, settings_of(session.config, ImaginedSettings)
+        self.history, self.real = history, real
+        self.folder = session.folder / WORLD
+        self.stage: Stage = "collect"
+        self.world: World | None = None
+        self.fitter: Fitter | None = None
+        self.version = self.rollouts = self.probes = 0
+        self.best: tuple[float, dict[str, torch.Tensor]] | None = None
+        """Success of the best probe, and the weights behind it."""
+        self.seed = train_seed(session.config.seed, "collect") // 2
+
+    # What the parts of the loop ask
+
+    @property
+    def wanted(self) -> int:
+        """How many real episodes are to be played now."""
+        if self.stage == "probe":
+            return self.config.probe_episodes
+        if self.stage == "collect":
+            return self.config.more_episodes if self.version else self.config.first_episodes
+        return 0
+
+    @property
+    def fit_owed(self) -> int:
+        """How many updates of the model are due in this turn."""
+        if self.stage != "fit":
+            return 0
+        if self.fitter is None:
+            self._begin_fit()
+        assert self.fitter is not None
+        return min(_FIT_AT_ONCE, self.fitter.config.updates - self.fitter.updates)
+
+    def next_seeds(self, number: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """Returns seeds of real episodes that were never used before."""
+        first, self.seed = self.seed, self.seed + number
+        return np.arange(first, first + number, dtype=np.uint64)
+
+    # What happens
+
+    def add_real(
+        self, found: RealEpisodes, weights: Mapping[str, torch.Tensor], imagined: Callable[[], float]
+    ) -> None:
+        """Takes real episodes, and decides what comes next.
+
+        Args:
+            found: the episodes.
+            weights: of the policy that played them.
+            imagined: returns the success of that policy in the model, from the same first states.
+        """
+        part = replace(History.of(found.episodes), meta=self.history.meta)
+        self.history = History.joined([self.history, part])
+        if not found.is_probe:
+            self.stage, self.fitter = "fit", None
+            return
+        assert self.world is not None
+        self.probes += 1
+        real = float(part.solved().mean())
+        if self.best is None or real >= self.best[0]:
+            self.best = real, {name: value.detach().clone().cpu() for name, value in weights.items()}
+        shown = imagined()
+        report = replace(
+            self.world.report, imagined_success=shown, real_success=real, shift=shift_of(self.world, part)
+        )
+        self._judge(judged(self.world, report))
+        self.session.write(
+            self.session.config.method.kind,
+            {
+                "probe/real": real,
+                "probe/imagined": shown,
+                "probe/bias": shown - real,
+                "probe/shift": report.shift or 0.0,
+                "probe/trusted": float(not self.world.report.reasons),
+                "probe/real_steps": float(self.history.steps),
+            },
+        )
+        is_last = self.history.steps >= self.config.real_steps or self.probes >= self.config.probes
+        self.stage = "done" if is_last else "imagine" if self.world.report.is_trusted else "collect"
+        self.rollouts = 0
+        if self.stage == "collect":
+            self.say(f"trust lapsed: {'; '.join(self.world.report.reasons)}. Real episodes are booked")
+
+    def imagined_rollout(self) -> None:
+        """Counts a rollout; after enough of them the policy is probed."""
+        self.rollouts += 1
+        if self.rollouts >= self.config.rollouts:
+            self.stage = "probe"
+
+    def fitted(self) -> None:
+        """Audits the model, once all its updates are taken."""
+        fitter = self.fitter
+        if self.stage != "fit" or fitter is None or fitter.updates < fitter.config.updates:
+            return
+        fitter.run()  # puts the best weights back
+        self.version += 1
+        outcome = outcome_of(self.history, self.config.world.outcome, seed=self.version)
+        how: dict[str, Any] = {"limits": self.config.world.trust, "version": self.version}
+        self.world, _ = measured(
+            fitter.model, outcome, self.history, env=self.real.env, horizon=self.real.horizon, **how
+        )
+        self.fitter = None
+        self._judge(self.world.report)
+        self.world.save(self.folder)
+        enter(self.folder)
+        report = self.world.report
+        depth = report.depths[0] if report.depths else {}
+        self.session.write(
+            self.session.config.method.kind,
+            {f"{WORLD}/{name}": value for name, value in depth.items()}
+            | {
+                f"{WORLD}/version": float(self.version),
+                f"{WORLD}/episodes": float(report.episodes),
+                f"{WORLD}/false_success": report.false_success or 0.0,
+                f"{WORLD}/missed_success": report.missed_success or 0.0,
+                f"{WORLD}/trusted": float(report.is_trusted),
+            },
+        )
+        self.say(
+            f"world model, version {self.version}: {report.episodes} episodes, {report.real_steps:,} real "
+            f"steps, {'believed' if report.is_trusted else 'not believed: ' + '; '.join(report.reasons)}"
+        )
+        is_spent = self.history.steps >= self.config.real_steps
+        self.stage = "imagine" if report.is_trusted else "done" if is_spent else "collect"
+        self.rollouts = 0
+
+    def _begin_fit(self) -> None:
+        settings = self.config.world
+        model, fit = new_model(settings.model, self.history, seed=self.version), settings.fit
+        if self.world is not None:
+            model.load_state_dict(self.world.model.state_dict())
+            fit = replace(fit, updates=self.config.refit_updates, recent=self.config.recent)
+        self.say(f"fits the world model to {self.history.num_episodes} episodes: {fit.updates:,} updates")
+        self.fitter = Fitter(
+            model, self.history, fit, seed=train_seed(self.session.config.seed, f"fit {self.version}")
+        )
+
+    def _judge(self, report: Any) -> None:
+        assert self.world is not None
+        self.world.report = report
+        if (self.folder / "world.json").is_file():
+            self.world.save_report(self.folder, report)
+
+    def say(self, line: str) -> None:
+        """Shows a line in the run's display."""
+        self.session.display.message(line)
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("stage", "version", "rollouts", "probes", "best", "seed")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "history": {name: value for name, value in vars(self.history).items() if name != "meta"},
+            "fitter": None if self.fitter is None else self.fitter.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = replace(self.history, **state["history"])
+        for name in ("stage", "version", "rollouts", "probes", "best", "seed"):
+            setattr(self, name, state[name])
+        self.world = load_world(self.folder) if self.version else None
+        if state["fitter"] is not None:
+            self._begin_fit()
+            assert self.fitter is not None
+            self.fitter.load_state_dict(state["fitter"])
+
+
+class RealSource:
+    """Plays real episodes when they are wanted, under a lease that it books for them."""
+
+    is_ahead = False
+
+    def __init__(self, conductor: CoEvolution, policy: Module, num_envs: int) -> None:
+        self._conductor, self._num_envs = conductor, num_envs
+        self._policy = policy
+        self._weights = Subscriber(policy)
+        self.episodes = EpisodeLog(num_envs)
+
+    def collect(self, published: Published) -> RealEpisodes | None:
+        """Returns the episodes that are wanted now, all with the newest weights; None where none are."""
+        conductor = self._conductor
+        wanted, is_probe = conductor.wanted, conductor.stage == "probe"
+        if not wanted:
+            return None
+        session, version = conductor.session, self._weights.refresh(published)
+        how: dict[str, Any] = {
+            "holder": f"train {session.config.recipe}: real episodes",
+            "wait_s": session.config.lease_wait_s,
+        }
+        with opened(simulation(conductor.real.env, min(self._num_envs, wanted)), **how) as env:
+            executor = ChunkExecutor(
+                self._policy,
+                env.num_envs,
+                n_exec=session.config.n_exec,
+                mode="ode" if is_probe else "explore",
+                seed=conductor.seed,
+                device=session.config.device,
+            )
+            rows = []
+            for where, batch in seed_batches(conductor.next_seeds(wanted), env.num_envs):
+                executor.reset(np.ones(env.num_envs, bool), batch)
+                found = played(env, batch, lambda obs: executor.act(obs).action)
+                rows += found[: where.stop - where.start]
+            episodes = joined(env, rows)
+        return RealEpisodes(source="sim", policy_version=version, episodes=episodes, is_probe=is_probe)
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._weights.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._weights.load_state_dict(state)
+
+
+class ImaginedSource:
+    """Imagines rollouts while the model is believed, under a lease of it; each version has its own env."""
+
+    is_ahead = False
+
+    def __init__(self, conductor: CoEvolution, policy: Module) -> None:
+        self._conductor, self._policy = conductor, policy
+        self._stack = ExitStack()
+        self._inner: RolloutSource | None = None
+        self._version = 0
+        self.episodes = EpisodeLog(conductor.session.config.num_envs)
+
+    def collect(self, published: Published) -> Rollout | None:
+        """Returns an imagined rollout; None where none is wanted."""
+        if self._conductor.stage != "imagine":
+            self.close()  # the lease is free for others, and a version that is not believed is not held
+            return None
+        if self._inner is None:
+            self._inner = self._begun()
+        return self._inner.collect(published)
+
+    def _begun(self) -> RolloutSource:
+        conductor, session = self._conductor, self._conductor.session
+        settings, config = conductor.config, session.config
+        env = EnvConfig(
+            kind="world",
+            id=str(conductor.folder),
+            task=config.env.task,
+            settings={
+                "strides": settings.strides,
+                "starts": settings.starts,
+                "vote": settings.vote,
+                "hold": settings.hold,
+                "gate": settings.gate,
+            },
+        )
+        how: dict[str, Any] = {"holder": f"train {config.recipe}: imagination", "wait_s": config.lease_wait_s}
+        device = simulation(env, config.num_envs, autoreset="same_step")
+        opened_env = self._stack.enter_context(opened(device, **how))
+        self._version += 1
+        options = chunk_options(config)
+        options["seed"] += 1000 * self._version
+        source = RolloutSource(opened_env, self._policy, decisions=settings.decisions, **options)
+        source.episodes = self.episodes
+        return source
+
+    def close(self) -> None:
+        """Ends the lease."""
+        self._stack.close()
+        self._stack, self._inner = ExitStack(), None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how often it began; a resumed run begins new imagined episodes."""
+        return {"version": self._version, "episodes": self.episodes.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._version = int(state["version"])
+        self.episodes.load_state_dict(state["episodes"])
+
+
+class Experience:
+    """Imagined rollouts to the policy's learner, real episodes to the model's; neither takes the other's."""
+
+    def __init__(self, conductor: CoEvolution, rollouts: RolloutExperience, policy: Module) -> None:
+        self._conductor, self._rollouts, self._policy = conductor, rollouts, policy
+        self.is_fresh = False
+        """Whether a rollout waits to be learned from."""
+
+    def add(self, segment: Any) -> None:
+        """Hands a segment on."""
+        if isinstance(segment, RealEpisodes):
+            policy, states = self._policy, _first_states(segment.episodes)
+            weights = policy.state_dict()
+            self._conductor.add_real(segment, weights, lambda: self._imagined_success(states))
+            return
+        assert segment.source == WORLD, "rollouts of this run are imagined"
+        self._rollouts.add(segment)
+        self._conductor.imagined_rollout()
+        self.is_fresh = True
+
+    def _imagined_success(self, states: np.ndarray[Any, Any]) -> float:
+        """Returns the success of the policy in the model, without exploration, from these states."""
+        conductor = self._conductor
+        assert conductor.world is not None
+        members = conductor.world.model.config.members
+        solved = list[float]()
+        for member in range(members):
+            env = WorldEnv(
+                conductor.world,
+                len(states),
+                autoreset="disabled",
+                settings=ImaginedConfig(gate=False, member=member),
+            )
+            executor = ChunkExecutor(
+                self._policy,
+                len(states),
+                n_exec=conductor.session.config.n_exec,
+                device=conductor.session.config.device,
+            )
+            obs, _ = env.reset(seed=0, options={"observed": states})
+            live, success = np.ones(len(states), bool), np.zeros(len(states), bool)
+            while live.any():
+                obs, _, terminated, truncated, infos = env.step_masked(executor.act(obs).action, live)
+                success |= infos["success"] & live
+                live &= ~(terminated | truncated)
+            solved.append(float(success.mean()))
+        return float(np.mean(solved))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollouts": self._rollouts.state_dict(), "conductor": self._conductor.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rollouts.load_state_dict(state["rollouts"])
+        self._conductor.load_state_dict(state["conductor"])
+
+
+def _first_states(episodes: Episodes) -> np.ndarray[Any, Any]:
+    return episodes.obs["state"][episodes.bounds()[0]]
+
+
+class _Fitting:
+    """The model's learner in the loop: its batches are its own."""
+
+    def __init__(self, conductor: CoEvolution) -> None:
+        self._conductor = conductor
+
+    def sample(self) -> None:
+        """The fitter draws its windows itself."""
+
+    def update(self, batch: None) -> Mapping[str, torch.Tensor | float]:
+        fitter = self._conductor.fitter
+        assert fitter is not None
+        return {"loss": fitter.update()}
+
+    def policy_weights(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the conductor keeps the fitter."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def assemble(session: Session, start: Start) -> tuple[Run, Module]:
+    """Returns the loop, and the policy that it trains."""
+    config, cfg = session.config, settings_of(session.config, ImaginedSettings)
+    session.counters.updates = 0
+    policy = make_policy(config, start.base).to(config.device)
+    (real,) = start.eval_envs.values()
+    history = replace(History.of(start.episodes), meta=episodes_meta(real))
+    conductor = CoEvolution(session, history, RealEnv.of(imitated(config.env.evaluated()), real))
+    algorithm = resolve("algorithm", "chain_ppo", at="imagined")(
+        policy, cfg.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs, privileged=None
+    )
+    minibatches = -(-config.num_envs * cfg.decisions // cfg.algorithm.batch)
+    rollouts = RolloutExperience(
+        algorithm, minibatches=minibatches, seed=train_seed(config.seed, "ppo batches")
+    )
+    experience = Experience(conductor, rollouts, policy)
+
+    def owed() -> int:
+        fresh, experience.is_fresh = experience.is_fresh, False
+        return cfg.algorithm.epochs * minibatches if fresh else 0
+
+    fitting = _Fitting(conductor)
+    run = Run(
+        sources=[
+            ImaginedSource(conductor, acting_copy(config, policy)),
+            RealSource(conductor, acting_copy(config, policy), cfg.real_envs),
+        ],
+        experience=experience,
+        learners=[
+            Learner(algorithm, rollouts, Always(owed), Publisher()),
+            Learner(fitting, fitting, Always(lambda: conductor.fit_owed), None, name=WORLD),
+        ],
+        pacer=Pacer(finished=lambda at: conductor.stage == "done" or at.env_steps >= config.env_steps),
+        stage=session.timer.stage,
+        counters=session.counters,
+        result=lambda: None if conductor.best is None else conductor.best[1],
+    )
+    _add_hooks(session, run, policy, conductor)
+    return run, policy
+
+
+def _add_hooks(session: Session, run: Run, policy: Module, conductor: CoEvolution) -> None:
+    name, config = session.config.method.kind, session.config
+
+    def offer(at: Counters) -> None:
+        session.check_leases()
+        assert run.leader.publisher is not None
+        run.leader.publisher.offer(at.updates, run.leader.algorithm.policy_weights)
+        load_weights(policy, run.leader.algorithm.policy_weights())
+
+    def look(_: Counters) -> None:
+        conductor.fitted()
+
+    offer(session.counters)
+    turns = iter(range(2**62))
+    run.pacer.hooks = [
+        Hook("offer", Every(1), lambda _: next(turns), offer),
+        Hook("fitted", Every(1), lambda _: next(turns), look),
+        Hook("progress", Every(1), env_steps, lambda at: show_progress(session, at.env_steps, at.updates)),
+        *checkpoint_hooks(session, run, name, config.checkpoint, env_steps),
+    ]
+
+
+IMAGINED = Method(make_policy=make_policy, assemble=assemble, opens=False, records=False)

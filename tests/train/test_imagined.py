@@ -1,0 +1,125 @@
+"""Whole runs in which a policy and a world model learn in one loop: the bill, trust that lapses, a kill."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.config import build, load
+from robot_rl.core.errors import ConfigError
+from robot_rl.sim.tasks import reach
+from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.train import phases
+from robot_rl.train.config import RunConfig
+from robot_rl.worlds.saved import load_world
+from tests.runs import TINY, folder_of, killed_after
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
+
+TRUSTING = {
+    "coverage_within": 1.0,
+    "min_rank": -1.0,
+    "max_false_success": 1.0,
+    "max_bias": 1.0,
+    "max_shift": 99.0,
+}
+WORLD: dict[str, Any] = {
+    "model": {"members": 2, "width": 16, "depth": 1, "stride": 2},
+    "fit": {"updates": 20, "batch": 16, "ahead": 2, "select_every": 10},
+    "trust": TRUSTING,
+}
+RUN: dict[str, Any] = {
+    **TINY,
+    "num_envs": 8,
+    "demos": {"episodes": 40, "bias_m": 0.02},
+    "method": {
+        "kind": "imagined",
+        "env_steps": 4000,
+        "decisions": 3,
+        "strides": 4,
+        "first_episodes": 20,
+        "more_episodes": 10,
+        "refit_updates": 10,
+        "rollouts": 2,
+        "probes": 2,
+        "probe_episodes": 5,
+        "exploration": {"process": "flow_noise"},
+        "algorithm": {"batch": 12, "epochs": 2, "width": 16, "depth": 1, "reduction": "joint"},
+        "world": WORLD,
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "GOAL_RADIUS_M", 0.2)  # a policy that knows nothing sometimes gets there
+    monkeypatch.setattr("robot_rl.worlds.fit.MIN_WINDOWS", 20)
+    monkeypatch.setattr("robot_rl.worlds.calibration.MIN_WINDOWS", 20)
+
+
+def run_of(out: Path, **method: Any) -> RunConfig:
+    world = {**WORLD, "trust": {**TRUSTING, **method.pop("trust", {})}}
+    return build(RunConfig, {**RUN, "out": str(out), "method": {**RUN["method"], "world": world, **method}})
+
+
+def real_steps(summary: phases.Summary) -> int:
+    return summary.control_steps["demo"] + summary.control_steps["sim"]
+
+
+def column(folder: Path, name: str) -> list[float]:
+    return [row[name] for row in read_metrics(folder / "metrics.jsonl") if name in row]
+
+
+def test_the_policy_learns_in_the_model_and_real_steps_are_billed_apart(tmp_path: Path) -> None:
+    summary = phases.run(run_of(tmp_path))
+    folder = folder_of(tmp_path)
+    world = load_world(folder / "world")
+    # 2 probes after 2 rollouts each, of 8 envs, 3 decisions and 4 control steps or less in each.
+    assert 0 < summary.control_steps["world"] <= 2 * 2 * 8 * 3 * 4
+    assert real_steps(summary) == column(folder, "probe/real_steps")[-1]
+    assert world.report.episodes == 40 + 20  # probes come later, and were not fitted again
+    assert len(column(folder, "probe/real")) == 2
+    assert all(column(folder, "probe/trusted"))
+    assert summary.final_success > 0
+
+
+def test_where_the_model_is_never_believed_nothing_is_imagined(tmp_path: Path) -> None:
+    summary = phases.run(run_of(tmp_path, trust={"min_rank": 1.0}, real_steps=1000))
+    folder = folder_of(tmp_path)
+    assert "world" not in summary.control_steps
+    assert not column(folder, "probe/real")
+    assert not any(column(folder, "world/trusted"))
+    assert column(folder, "world/version")[-1] >= 2  # it was fitted again with more episodes
+    assert load_world(folder / "world").report.reasons
+    assert summary.final_success == summary.base_success
+
+
+def test_trust_lapses_at_a_probe_and_returns_after_a_refit(tmp_path: Path) -> None:
+    phases.run(run_of(tmp_path, trust={"max_shift": 1e-9}, probes=3))
+    folder = folder_of(tmp_path)
+    assert column(folder, "probe/trusted") == [0.0, 0.0, 0.0]  # every probe is a surprise here
+    assert column(folder, "world/trusted") == [1.0, 1.0, 1.0]  # each refit is believed until the next probe
+    episodes = column(folder, "world/episodes")
+    assert [later - before for before, later in itertools.pairwise(episodes)] == [15.0, 15.0]
+
+
+@pytest.mark.parametrize("saves", [3, 6])
+def test_a_run_that_was_killed_goes_on(tmp_path: Path, saves: int) -> None:
+    config = run_of(tmp_path)
+    with killed_after(saves):
+        phases.run(config)
+    folder = folder_of(tmp_path)
+    summary = phases.resume(folder)
+    assert len(column(folder, "probe/real")) == 2
+    assert real_steps(summary) == column(folder, "probe/real_steps")[-1]
+
+
+def test_the_recipe_and_what_it_refuses() -> None:
+    assert load(RunConfig, ["recipe=imagined"], config_name="train").method.kind == "imagined"
+    with pytest.raises(ConfigError, match=r"method.vote: got 0"):
+        load(RunConfig, ["recipe=imagined", "method.vote=0"], config_name="train")
+    with pytest.raises(ConfigError, match=r"model.members: got 1"):
+        load(RunConfig, ["recipe=imagined", "method.world.model.members=1"], config_name="train")
+    with pytest.raises(ConfigError, match="needs demonstrations"):
+        load(RunConfig, ["recipe=imagined", "stages=[look,evaluate,online,evaluate]"], config_name="train")
