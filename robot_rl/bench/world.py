@@ -1,0 +1,281 @@
+"""How far a world model can be believed: calibration, agreement with the real env, replayed failures.
+
+    calibration  coverage of its intervals by depth on episodes that neither fitted nor calibrated it
+    replays      real failures whose actions succeed in it
+    agreement    success of some 30 policies in both worlds, from the same starts: `passive` ones that never
+                 saw the model, and `optimised` ones that learned in it, which alone can find its mistakes
+
+Everything is a run of `robot-rl`, kept in `out`: finished ones are not repeated. The limits of trust are
+lifted for the fit, so that the agreement of a model that nobody would lease can be measured, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.bench.trials import Training, command_line, train_all
+from robot_rl.core.errors import DeviceError
+from robot_rl.core.files import make_folder, write_json
+from robot_rl.core.seeding import quick_eval_seeds
+from robot_rl.policies.checkpoint import load_policy
+from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.evaluate import evaluate_in
+from robot_rl.sched.opened import opened
+from robot_rl.telemetry.progress import ProgressDisplay
+from robot_rl.train.imagine import RealStartsEnv
+from robot_rl.worlds.audit import agreement
+from robot_rl.worlds.calibration import LEVELS
+from robot_rl.worlds.config import TrustConfig
+from robot_rl.worlds.env import ImaginedConfig
+from robot_rl.worlds.plots import draw_agreement
+from robot_rl.worlds.saved import World, load_world
+from robot_rl.worlds.trust import reasons_against
+
+Row = dict[str, Any]
+
+# Thresholds, set before the first run of this benchmark.
+COVERAGE_WITHIN = 0.05
+"""How far coverage may be from its level at any depth."""
+MIN_PEARSON, MAX_BIAS, MAX_OPTIMISED_BIAS = 0.85, 0.10, 0.15
+"""Over all policies; the bias of the optimised ones apart."""
+MAX_FALSE_SUCCESS = 0.10
+"""Share of replayed real failures that may succeed."""
+
+_LIFTED = ("trust.coverage_within=1", "trust.min_rank=-1", "trust.max_false_success=1", "trust.max_bias=1")
+_QUIET = ("video.episodes=0", "video.failures=0", "lease_wait_s=1e6", "torch_threads=1")
+_BIASES_M, _CLONED = (0.0, 0.015, 0.025, 0.035), (200, 800, 3000)
+_PUSHES = (0.3, 0.6, 1.0)
+"""Largest pushes on every action, of the corrupted policies."""
+_IMAGINED_STEPS = (30_000, 90_000, 180_000)
+_CONTROLS = {
+    "": "{strides: 8}",
+    "-without-controls": "{strides: 0, gate: false, starts: {initial: 1.0, keyframe: 0.0, replay: 0.0}}",
+}
+"""Settings of the imagined episodes."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy that is judged in both worlds."""
+
+    name: str
+    kind: str
+    folder: Path
+    """Of the policy."""
+    disturb: float = 0.0
+
+
+def run(
+    *,
+    task: str = "push_cube",
+    episodes: int = 450,
+    updates: int = 4000,
+    real: int = 100,
+    seeds: tuple[int, ...] = (10, 11),
+    jobs: int = 0,
+    out: str = "runs/world",
+    figure: str = "world.png",
+) -> dict[str, Any]:
+    """Fits a model, makes policies, and judges them in both worlds.
+
+    Args:
+        task: of ours, with a scripted expert.
+        episodes: real ones behind the model, of biased and noisy experts.
+        updates: of the model.
+        real: real episodes of each policy; the imagined ones begin there, in every member.
+        seeds: of the runs in the model.
+        jobs: runs at a time, one core each; 0: as many as there are cores.
+        out: folder of data, model, runs and world.json.
+        figure: file of the agreement plot; none if empty.
+
+    Raises:
+        DeviceError: a run failed; the message names its log.
+    """
+    home = Path(out).resolve()
+    make_folder(home)
+    model = _model(home, task, episodes, updates)
+    passive = [_clone(home, task, bias, count) for bias, count in itertools.product(_BIASES_M, _CLONED)]
+    _train(passive, jobs)
+    base = passive[_BIASES_M.index(0.025) * len(_CLONED) + len(_CLONED) - 1]
+    inside = [
+        _optimised(home, task, model, base, steps, seed, name)
+        for steps, seed, name in itertools.product(_IMAGINED_STEPS, seeds, _CONTROLS)
+    ]
+    _train(inside, jobs)
+    candidates = [Candidate(one.folder.name, "passive", _policy(one)) for one in passive]
+    candidates += [Candidate(f"pushed by {push:g}", "passive", _policy(base), push) for push in _PUSHES]
+    candidates += [
+        Candidate(
+            one.folder.name, "without controls" if "without" in one.folder.name else "optimised", _policy(one)
+        )
+        for one in inside
+    ]
+    torch.set_num_threads(1)
+    world = load_world(model)
+    rows = _judged(world, candidates, real)
+    write_json(home / "world.json", {"report": _plain(world), "rows": rows})
+    found = _numbers(rows)
+    if figure:
+        draw_agreement(Path(figure), f"{task}: {len(rows)} policies in both worlds", rows, found["all"])
+    return {
+        "title": f"World of {task}: {world.report.episodes} episodes, {world.report.real_steps:,} real steps",
+        "claims": _claims(world, found),
+        "calibration": world.report.depths,
+        "agreement": [{"policies": kind, **numbers} for kind, numbers in found.items()],
+        "rows": rows,
+        "figure": figure or None,
+        "notes": [
+            f"replays: {world.report.replayed[0]} real failures, {world.report.replayed[1]} successes",
+            f"with the usual limits: {'; '.join(reasons_against(world.report, TrustConfig())) or 'believed'}",
+            "optimised: branches of 8 strides from real states, cut by the gate; "
+            "without controls: whole episodes from first states, nothing cut",
+        ],
+    }
+
+
+def _model(home: Path, task: str, episodes: int, updates: int) -> Path:
+    """Returns the folder of the model, which is made if it is not there."""
+    parts = {"biased": (episodes // 3, 0.02, 0), "more": (episodes - episodes // 3, 0.03, 1)}
+    for name, (count, bias, seed) in parts.items():
+        if not (home / name).is_dir():
+            words = (f"task={task}", f"episodes={count}", f"bias_m={bias}", "noise_m=0.02", f"seed={seed}")
+            _call(home, "collect", *words, f"out={home / name}", "lease_wait_s=1e6")
+    model = home / "model"
+    if not (model / "world.json").is_file():
+        data = f"data={home / 'biased'},{home / 'more'}"
+        how = (f"fit.updates={updates}", "torch_threads=1", "lease_wait_s=1e6")
+        _call(home, "worlds", "fit", data, f"out={model}", *how, *_LIFTED)
+    return model
+
+
+def _call(home: Path, *words: str) -> None:
+    """Runs a command of `robot-rl`.
+
+    Raises:
+        DeviceError: it failed.
+    """
+    log = home / f"{words[0]}.log"
+    with log.open("ab") as output:
+        done = subprocess.run(
+            command_line(*words), stdout=output, stderr=output, check=False, env={**os.environ}
+        )
+    if done.returncode:
+        raise DeviceError(f"bench world: `robot-rl {' '.join(words)}` failed: see {log}.")
+
+
+def _clone(home: Path, task: str, bias_m: float, updates: int) -> Training:
+    name = f"clone-{1000 * bias_m:g}mm-{updates}"
+    words = (
+        *("recipe=imagined", f"env.task={task}", "stages=[demos,clone,evaluate]", "seed=10"),
+        *(f"demos.bias_m={bias_m}", f"bc.updates={updates}", "evaluate.episodes=50", *_QUIET),
+    )
+    return Training(f"bench world: {name}", home / name, words)
+
+
+def _optimised(
+    home: Path, task: str, model: Path, base: Training, steps: int, seed: int, name: str
+) -> Training:
+    label = f"inside-{steps}{name}-seed{seed}"
+    found = base.done()
+    words = (
+        *("recipe=reinflow", f"env.task={task}", "env.kind=world", f"env.id={model}", f"seed={seed}"),
+        f"env.settings={_CONTROLS[name]}",
+        *(f"demos.path={found}/demos", f"bc.policy={found}/policy/base", f"method.env_steps={steps}"),
+        *("method.decisions=4", "method.algorithm.actor_lr=5e-5", "method.algorithm.clip=0.05"),
+        *("method.algorithm.target_kl=0.002", "method.algorithm.epochs=5", "method.algorithm.batch=512"),
+        *("evaluate.episodes=50", "evaluate.every_env_steps=0", *_QUIET),
+    )
+    return Training(f"bench world: {label}", home / label, words)
+
+
+def _train(runs: list[Training], jobs: int) -> None:
+    train_all("runs", [(one, ()) for one in runs if one.done() is None], jobs)
+
+
+def _policy(run: Training) -> Path:
+    return run.finished()[0] / "policy" / "final"
+
+
+def _judged(world: World, candidates: list[Candidate], episodes: int) -> list[Row]:
+    """Returns success of each policy in both worlds, from the same starts."""
+    seeds, rows = quick_eval_seeds(0, episodes), list[Row]()
+    members = world.model.config.members
+    with ExitStack() as stack, ProgressDisplay() as display:
+        device = simulation(world.env, min(50, episodes))
+        env = stack.enter_context(opened(device, holder="bench world", wait_s=1e6))
+        progress = stack.enter_context(display.phase("judge", len(candidates), unit="policies"))
+        for number, one in enumerate(candidates, start=1):
+            policy, meta = load_policy(one.folder)
+            how: dict[str, Any] = {"seeds": seeds, "n_exec": meta.n_exec, "disturb": one.disturb}
+            truth = evaluate_in(env, policy, **how)
+            imagined = [
+                evaluate_in(
+                    RealStartsEnv(world, env, ImaginedConfig(gate=False, member=member)), policy, **how
+                ).rate
+                for member in range(members)
+            ]
+            rows.append(
+                {
+                    "policy": one.name,
+                    "kind": one.kind,
+                    "real": truth.rate,
+                    "imagined": float(np.mean(imagined)),
+                    "episodes": episodes,
+                    "imagined_episodes": episodes * members,
+                }
+            )
+            progress.update(number)
+    return rows
+
+
+def _numbers(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """Returns the agreement over all policies with controls, and over each kind."""
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    groups = {"all": [row for row in rows if row["kind"] != "without controls"]}
+    groups |= {kind: [row for row in rows if row["kind"] == kind] for kind in kinds}
+    return {
+        name: agreement(np.array([row["imagined"] for row in some]), np.array([row["real"] for row in some]))
+        for name, some in groups.items()
+    }
+
+
+def _claims(world: World, found: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """Returns each threshold, what was found, and whether it holds."""
+    report = world.report
+    shares = [(row.get(f"coverage_{level:.0%}"), level) for row in report.depths for level in LEVELS]
+    far = max((abs(share - level) for share, level in shares if share is not None), default=1.0)
+    optimised = found.get("optimised", {}).get("bias", 0.0)
+    claims = [
+        ("E1 coverage, largest distance from its level", far, COVERAGE_WITHIN, far <= COVERAGE_WITHIN),
+        (
+            "E2 Pearson, all policies",
+            found["all"]["pearson"],
+            MIN_PEARSON,
+            found["all"]["pearson"] >= MIN_PEARSON,
+        ),
+        ("E2 bias, all policies", found["all"]["bias"], MAX_BIAS, abs(found["all"]["bias"]) <= MAX_BIAS),
+        ("E2 bias, optimised", optimised, MAX_OPTIMISED_BIAS, abs(optimised) <= MAX_OPTIMISED_BIAS),
+    ]
+    if report.false_success is not None:
+        false = report.false_success
+        claims.append(
+            ("E5 replayed failures that succeed", false, MAX_FALSE_SUCCESS, false <= MAX_FALSE_SUCCESS)
+        )
+    return [
+        {"claim": name, "found": round(value, 3), "threshold": limit, "holds": bool(holds)}
+        for name, value, limit, holds in claims
+    ]
+
+
+def _plain(world: World) -> Row:
+    return vars(replace(world.report))
