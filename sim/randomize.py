@@ -9,7 +9,7 @@ from robot_rl.core.errors import ModelError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.backend import Backend
 
-_DERIVED = frozenset({"body_mass", "body_inertia", "body_ipos"})
+_DERIVED = frozenset({"body_mass", "body_inertia", "body_ipos", "dof_armature", "geom_size"})
 """Fields after which MuJoCo must recompute constants."""
 
 

@@ -326,3 +326,6 @@ def test_a_term_sets_or_scales_one_column_or_all() -> None:
     np.testing.assert_allclose(friction[:, row, 0], [1.0, 0.4, 1.0])
     np.testing.assert_allclose(friction[:, row, 1], 0.005)
     np.testing.assert_allclose(size[:, row, 2], [0.02, 0.04, 0.02])  # half of 4 cm, doubled
+    # Contacts are looked for within the box's new radius, sqrt(3) times its half size.
+    radii = [on_cpu(backend).batch.get_model(i).geom_rbound[row] for i in range(3)]
+    np.testing.assert_allclose(radii, np.sqrt(3) * np.array([0.02, 0.04, 0.02]))
