@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.core.arrays import Array, copied, like, norm, to_numpy
+from robot_rl.core.arrays import Array, assign, copied, like, norm, to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.sim.backends.backend import Backend, View
@@ -157,12 +157,13 @@ class Domain:
             drawn = self._within(setting, ids, slice(first, first + num_joints))
             new = nominal + drawn * self._effort if setting == "friction" else nominal * drawn
             at = cells(ids, rows)
-            array[at if part is None else (*at, part)] = new
+            assign(array, at if part is None else (*at, part), new)
         if self._body is not None:
             mass, compensated, own_kg, share = self._body
             total_kg = own_kg + self._within("payload_kg", ids, self._payload_at)[:, 0]
-            mass[ids, self._backend.index.tool_body] = total_kg
-            compensated[ids, self._backend.index.tool_body] = share * own_kg / total_kg
+            at = ids, self._backend.index.tool_body
+            assign(mass, at, total_kg)
+            assign(compensated, at, share * own_kg / total_kg)
         if self._derives:
             self._backend.recompute_constants(ids)
 
@@ -175,7 +176,7 @@ class Domain:
     def begin(self, ids: Array) -> None:
         """Forgets commands under way: those of the start stand for them; after the start is placed."""
         if self.is_on and self._config.delay_steps:
-            self._pending[ids] = self._servo_ctrl[ids][:, None]
+            assign(self._pending, ids, self._servo_ctrl[ids][:, None])
 
     # Control steps
 
@@ -186,8 +187,8 @@ class Domain:
         sent, pending = copied(self._servo_ctrl), self._pending
         (ids,) = self._xp.nonzero(self._xp.ones_like(self._scale_B1[:, 0]) if active is None else active)
         waiting = self._xp.concat([sent[:, None], pending], axis=1)
-        self._servo_ctrl[ids] = waiting[ids, self.delays()[ids]]
-        pending[ids] = waiting[ids, :-1]
+        assign(self._servo_ctrl, ids, waiting[ids, self.delays()[ids]])
+        assign(pending, ids, waiting[ids, :-1])
 
     def pull(self, view: View) -> None:
         """Pulls things to their goals with what is left of the virtual force."""

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.core.arrays import to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.rollout.envs import make_env
 from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.backends.mujoco_warp import MujocoWarp
 from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.robots.gantry import GANTRY
 from robot_rl.sim.scene import add_free_box
 from robot_rl.sim.vector import SimVectorEnv
@@ -148,6 +150,25 @@ def test_contacts_that_find_no_room_are_counted_and_room_grows_once(
     for _ in range(20):
         assert not backend.step(1).any()
     assert backend.view["box.pos"][:, 2].tolist() == pytest.approx([0.05] * 3, abs=1e-3)
+
+
+def test_what_episodes_draw_of_an_arm_is_the_same(device: str) -> None:
+    domain = DomainConfig(
+        friction=(0.0, 0.05), damping=(0.8, 1.2), stiffness=(0.9, 1.1), armature=(0.5, 2.0),
+        payload_kg=(0.1, 0.5), joint_noise_rad=0.002, object_bias_m=0.005, delay_steps=2,
+    )  # fmt: skip
+    ours, theirs = pair(device, task="reach", domain=domain)
+    for env in (ours, theirs):
+        env.reset(seed=0)
+    actions = np.random.default_rng(0).uniform(-1, 1, (10, NUM_ENVS, 4)).astype(np.float32)
+    seen = [(ours.step(action)[0]["state"], to_numpy(theirs.step(action)[0]["state"])) for action in actions]
+    np.testing.assert_allclose(*seen[-1], atol=STATE_TOLERANCE)
+    for name in ("dof_armature", "dof_invweight0", "body_mass", "body_gravcomp", "dof_frictionloss"):
+        found = to_numpy(theirs.backend.expand(name))
+        np.testing.assert_allclose(found, ours.backend.expand(name).reshape(found.shape), rtol=1e-3)
+    kept = theirs.state_dict()
+    theirs.step(actions[0])
+    np.testing.assert_allclose(to_numpy(theirs.load_state_dict(kept)["state"]), seen[-1][1], atol=1e-5)
 
 
 def test_what_takes_numpy_arrays_gets_them(device: str) -> None:
