@@ -42,8 +42,16 @@ logger = logging.getLogger(__name__)
 CONTACTS, ROWS = 32, 128
 """Room for contacts and constraint rows of a simulation; the engine's own guess ignores the scene."""
 _GROWTH = 4
-_FROM_MASSES = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0")
-"""Constants that follow from masses and inertias: one a simulation where these are."""
+_FROM_INERTIA = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0")
+_FROM_SIZES = ("geom_aabb", "geom_rbound")
+_DERIVED = {
+    "body_mass": _FROM_INERTIA,
+    "body_inertia": _FROM_INERTIA,
+    "body_ipos": _FROM_INERTIA,
+    "dof_armature": _FROM_INERTIA,
+    "geom_size": _FROM_SIZES,
+}
+"""Field of the model -> constants that follow from it: one a simulation where it is."""
 
 
 class MujocoWarp:
@@ -132,9 +140,8 @@ class MujocoWarp:
 
     def expand(self, field: str) -> Array:
         if field not in self._expanded:
-            names = [field]
-            if field in ("body_mass", "body_inertia", "body_ipos"):
-                names += [name for name in _FROM_MASSES if name not in self._expanded]
+            follow = (name for name in _DERIVED.get(field, ()) if name not in self._expanded)
+            names = [field, *follow]
             with self._wp.ScopedDevice(self.device):
                 fresh = self._mjw.put_model(self.model, dict.fromkeys(names, self.num_sims))
             for name in names:
@@ -160,6 +167,7 @@ class MujocoWarp:
         before = None if mask is None else self.read_states()
         self.advance(num_substeps)
         ran_out = (self._overflow & self._ran_out) != 0
+        self._overflow.zero_()  # kernels only add to it
         worst = _largest(self._qpos, self._qvel)
         diverged = ran_out | ~(worst < self.largest_state)  # so that nan is not below it
         if mask is not None and before is not None:
@@ -178,7 +186,6 @@ class MujocoWarp:
 
     def _count(self, ran_out: Array) -> None:
         """Counts simulations that ran out of room, and makes more the first time."""
-        self._overflow.zero_()
         number = int(ran_out.sum())
         self.num_overflows += number
         if not number or self._has_grown:

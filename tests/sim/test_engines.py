@@ -152,6 +152,18 @@ def test_contacts_that_find_no_room_are_counted_and_room_grows_once(
     assert backend.view["box.pos"][:, 2].tolist() == pytest.approx([0.05] * 3, abs=1e-3)
 
 
+def test_what_a_waiting_simulation_ran_out_of_does_not_count_later(device: str) -> None:
+    """A box on the floor has four contacts of four rows each, more than the room; one in the air none."""
+    backend = boxes(device, contacts=32, rows=12)
+    height: Any = backend.bind("qpos")[:, backend.index.qpos_of["box"] + 2]
+    height[1:] = 1.0
+    moves: Any = torch.tensor([False, True, True], device=backend.device)
+    assert not backend.step(1, moves).any()
+    height[0] = 1.0
+    assert not backend.step(1).any()
+    assert backend.num_overflows == 0
+
+
 def test_what_episodes_draw_of_an_arm_is_the_same(device: str) -> None:
     domain = DomainConfig(
         friction=(0.0, 0.05), damping=(0.8, 1.2), stiffness=(0.9, 1.1), armature=(0.5, 2.0),
@@ -169,6 +181,27 @@ def test_what_episodes_draw_of_an_arm_is_the_same(device: str) -> None:
     kept = theirs.state_dict()
     theirs.step(actions[0])
     np.testing.assert_allclose(to_numpy(theirs.load_state_dict(kept)["state"]), seen[-1][1], atol=1e-5)
+
+
+def test_armatures_alone_change_the_weights_of_constraints_in_each_simulation(device: str) -> None:
+    ours, theirs = pair(device, task="reach", domain=DomainConfig(armature=(0.5, 2.0)))
+    for env in (ours, theirs):
+        env.reset(seed=0)
+    wanted = ours.backend.expand("dof_invweight0")
+    assert len(np.unique(wanted[:, 0])) == NUM_ENVS
+    np.testing.assert_allclose(to_numpy(theirs.backend.expand("dof_invweight0")), wanted, rtol=1e-3)
+
+
+def test_each_simulation_looks_for_contacts_as_far_as_its_own_things_reach(device: str) -> None:
+    """Else the last one's size would bound those of all, and a larger cube would be hit inside of it."""
+    ours, theirs = pair(device, task="push_cube", variation="varied")
+    for env in (ours, theirs):
+        env.reset(seed=0)
+    row, _ = theirs.backend.locate("geom_size", "cube")
+    half_m = theirs.backend.expand("geom_size")[:, row]
+    assert len(torch.unique(half_m, dim=0)) == NUM_ENVS
+    reach_m = theirs.backend.expand("geom_rbound")[:, row]
+    torch.testing.assert_close(reach_m, half_m.norm(dim=1))  # of a box: half its diagonal
 
 
 def test_what_takes_numpy_arrays_gets_them(device: str) -> None:
