@@ -214,6 +214,10 @@ class EnvConfig:
             return resolve("imitated", self.kind, at="env.kind")(self.id).evaluated()
         return replace(self, resets=self.resets.evaluated(), engine="mujoco", engine_device=None)
 
+    def demonstrated(self) -> EnvConfig:
+        """Returns the same with the task's own starts, and on the CPU engine: for demonstrations and arms."""
+        return replace(self, resets=ResetsConfig()).evaluated()
+
     def unseen(self) -> EnvConfig:
         """Returns the same without cameras."""
         return replace(self, cameras=(), camera_hz=(), camera_delay_s=(), depth=False)

@@ -40,7 +40,12 @@ class Mirror:
         allowed = "none with an arm: it is followed in simulation alone"
         require(config.formula is None, "env.formula", config.formula, allowed)
         quiet = replace(
-            config.unseen(), randomize=False, domain=DomainConfig(), privileged=False, num_threads=1
+            config.unseen().demonstrated(),
+            randomize=False,
+            domain=DomainConfig(),
+            variation="fixed",
+            privileged=False,
+            num_threads=1,
         )
         self.env = SimVectorEnv(quiet, 1, autoreset="disabled")
         """Describes the task (names, spaces, rates), and draws."""

@@ -5,6 +5,7 @@ import pytest
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.backends.mujoco_cpu import on_cpu
+from robot_rl.sim.config import ResetsConfig
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
@@ -91,3 +92,14 @@ def test_an_object_without_a_pose_is_named() -> None:
     zeros = np.zeros(7)
     with pytest.raises(ConfigError, match=r"nothing was measured of goal; needed: .*cube"):
         mirror.show(zeros, zeros, 0.0, {"cube": np.array([0.5, 0, 0, 1, 0, 0, 0])})
+
+
+def test_what_varies_in_training_alone_is_not_asked_of_an_arm() -> None:
+    """A robot's computer has neither the bank of starts nor the GPU, and no tracker sees absent boxes."""
+    resets = ResetsConfig(bank="on another computer", evaluate="grasped")
+    begun = EnvConfig(task="push_cube", engine="mujoco_warp", resets=resets)
+    for config in (begun, EnvConfig(task="push_cube", variation="varied")):
+        mirror = Mirror(config)
+        mirror.begin(0)
+        assert mirror.objects == ("goal", "cube")
+        assert mirror.env.view["cube.half_size"].tolist() == [[0.025, 0.025, 0.025]]
