@@ -53,6 +53,9 @@ class StartBank:
         bank.key.check(key, at=f"{at}={config.bank}")
         self._backend, self._randomizer = backend, randomizer
         self.classes: tuple[str, ...] = (OWN, *bank.sets)
+        if config.evaluate not in self.classes:
+            near = nearest(config.evaluate, self.classes)
+            raise ConfigError(f"env.resets.evaluate: no class {config.evaluate!r}.{near}")
         asarray = backend.asarray
         sets = list(bank.sets.values())
         empty = np.zeros((0, key.num_state)), np.zeros((0, len(key.varied)))

@@ -7,7 +7,7 @@ less never shifts another.
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -167,12 +167,16 @@ def evaluator(config: RunConfig, source: str = "", *, draws: bool = False) -> En
     return simulation(config.env_of(source).evaluated(), config.evaluate.num_envs, draws=draws)
 
 
+def demonstrator(config: RunConfig, source: str = "") -> EnvDevice:
+    """Returns the simulations that play before a run learns, never from starts held out for evaluation."""
+    return simulation(config.env_of(source).demonstrated(), config.evaluate.num_envs)
+
+
 @contextmanager
-def evaluators(session: Session) -> Generator[Mapping[str, VectorEnv]]:
-    """Opens the simulations of evaluations of every source, by its name."""
+def evaluators(
+    session: Session, make: Callable[[RunConfig, str], EnvDevice] = evaluator
+) -> Generator[Mapping[str, VectorEnv]]:
+    """Opens the simulations of evaluations of every source, or those that `make` returns, by its name."""
     config = session.config
     with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(closing(session.open(evaluator(config, name))))
-            for name in config.acting
-        }
+        yield {name: stack.enter_context(closing(session.open(make(config, name)))) for name in config.acting}

@@ -29,7 +29,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.sim.config import OWN_WORDS
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.train.assemble import assemble_cloning, assemble_progress, evaluators, policy_meta
+from robot_rl.train.assemble import assemble_cloning, assemble_progress, demonstrator, evaluators, policy_meta
 from robot_rl.train.before import check_pictures
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import (
@@ -59,7 +59,7 @@ def collect(session: Session) -> None:
     """Collects the demonstrations, or checks those that were given."""
     if session.config.demos.path is None:
         shutil.rmtree(session.folder / "demos", ignore_errors=True)
-    with evaluators(session) as envs:
+    with evaluators(session, demonstrator) as envs:
         parts = {name: _demonstrations(session, env, name) for name, env in envs.items()}
     _note(session, "demos", parts)
 
@@ -118,7 +118,7 @@ def look(session: Session) -> None:
     """
     config = session.config
     shutil.rmtree(session.folder / LOOK, ignore_errors=True)
-    with evaluators(session) as envs:
+    with evaluators(session, demonstrator) as envs:
         parts = {name: _played_by_noise(session, env, name) for name, env in envs.items()}
         episodes = together(list(parts.values()))
         base = NoisePolicy(

@@ -256,6 +256,8 @@ def test_settings_of_starts_are_checked(folder: Path) -> None:
         ResetsConfig(evaluate="grasped")
     with pytest.raises(ConfigError, match=r"env.resets.mix: no class 'graspt'. Did you mean 'grasped'"):
         env_of(folder, mix={"graspt": 1.0})
+    with pytest.raises(ConfigError, match=r"env.resets.evaluate: no class 'near'. Did you mean 'near_goal'"):
+        env_of(folder, evaluate="near")
     with pytest.raises(ConfigError, match=r"env.resets: got .*, allowed: left out with env.kind=gym"):
         EnvConfig(kind="gym", id="Hopper-v5", resets=ResetsConfig(bank="x"))
 

@@ -1,0 +1,46 @@
+"""Runs that begin in a bank: what they see of the rows that are held out for evaluation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.config import build
+from robot_rl.data.demos import load_episodes
+from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.vector import SimVectorEnv
+from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import first_seed
+from robot_rl.train.phases import run
+from tests.runs import TINY, folder_of
+
+NOISE: dict[str, Any] = {
+    "stages": ("look", "online", "evaluate"),
+    "n_exec": 1,
+    "policy": {"kind": "gaussian", "width": 16, "depth": 1},
+    "method": {"kind": "plain_ppo", "env_steps": 16, "steps": 4},
+}
+
+
+@pytest.mark.usefixtures("whole_runs")
+@pytest.mark.parametrize(
+    ("played", "changes"), [("demos", {"stages": ("demos", "clone", "evaluate")}), ("look", NOISE)]
+)
+def test_what_is_played_before_a_run_learns_is_not_held_out(
+    played: str, changes: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Demonstrations begin as the task says, also where evaluations begin in a class of the bank."""
+    env: dict[str, Any] = {"task": "gantry_peg", "horizon_s": 0.25, "num_threads": 1}
+    resets = {"bank": str(folder), "evaluate": "near_goal"}
+    config = {
+        **TINY,
+        **changes,
+        "demos": {"episodes": 3},
+        "env": {**env, "resets": resets},
+        "out": str(tmp_path),
+    }
+    run(build(RunConfig, config))
+    episodes = load_episodes(folder_of(tmp_path) / played)
+    begun = SimVectorEnv(EnvConfig(**env), 3).reset(seed=first_seed(0))[0]["state"]
+    np.testing.assert_array_equal(episodes.obs["state"][episodes.bounds()[0]], begun)
