@@ -289,7 +289,7 @@ def _env_and_actor(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorE
         return with_cameras(EnvConfig(task=options.task, robot=options.robot)), make
     check_device(options.device)
     policy, meta, env = open_policy(options.policy)
-    env = replace(env, task=options.task or env.task, robot=options.robot or env.robot)
+    env = replace(env, task=options.task or env.task, robot=options.robot or env.robot).demonstrated()
     make = partial(policy_actor, policy=policy, meta=meta, seed=options.seed, device=options.device)
     return with_cameras(env), make
 

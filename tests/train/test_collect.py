@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robot_rl.cli.collect import CollectConfig, _env_and_actor
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError
 from robot_rl.core.policy import ChunkSample, Encoded
 from robot_rl.core.seeding import EVAL_SEED_START
@@ -298,3 +299,14 @@ def test_a_run_a_policy_of_it_and_a_saved_policy_are_opened(tmp_path: Path) -> N
     assert open_policy(str(tmp_path / "finetuned"))[1] == META
     with pytest.raises(CheckpointError, match=r"policy: '.*' holds no policy\. Give the folder of a run"):
         open_policy(str(tmp_path))
+
+
+def test_a_policy_begins_as_the_task_says_and_on_the_cpu_whatever_it_learned_in(tmp_path: Path) -> None:
+    """A machine without a GPU and without the run's bank of starts can collect with what it learned."""
+    run = tmp_path / "run"
+    save_policy(run / "policy" / "final", policy(), meta=META)
+    resets = "{bank: elsewhere, evaluate: grasped}"
+    env = f"{{task: reach, engine: mujoco_warp, engine_device: cuda, resets: {resets}}}"
+    (run / "config.yaml").write_text(f"env: {env}\n")
+    found, _ = _env_and_actor(CollectConfig(policy=str(run), out=str(tmp_path / "demos")))
+    assert found == EnvConfig(task="reach")
