@@ -7,6 +7,7 @@ episode draws of the model.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -156,7 +157,7 @@ def _load_set(path: Path, rows: int, key: BankKey, at: str) -> StartSet:
     try:
         with np.load(path, allow_pickle=False) as parts:
             found = {name: parts[name] for name in shapes}
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise DatasetError(f"{at}: {path} cannot be read ({error}). {_REMEDY}") from error
     for name, shape in shapes.items():
         if found[name].shape != shape:

@@ -230,9 +230,15 @@ def test_damaged_banks_are_refused(bank: Bank, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"bank: '.*none' is no start bank: it has no bank.json"):
         load_bank(tmp_path / "none")
     bank.save(tmp_path / "bank")
-    (tmp_path / "bank" / "grasped.npz").write_bytes(b"no archive")
-    with pytest.raises(DatasetError, match=r"grasped.npz cannot be read"):
-        load_bank(tmp_path / "bank")
+    path = tmp_path / "bank" / "grasped.npz"
+    whole = bytearray(path.read_bytes())
+    # Behind a header of 30 bytes, a name and an extra field: a block of a type that does not exist.
+    name_and_extra = int.from_bytes(whole[26:28], "little") + int.from_bytes(whole[28:30], "little")
+    whole[30 + name_and_extra] = 0xFF
+    for damaged in (b"no archive", bytes(whole), b""):
+        path.write_bytes(damaged)
+        with pytest.raises(DatasetError, match=r"grasped.npz cannot be read"):
+            load_bank(tmp_path / "bank")
     np.savez(
         tmp_path / "bank" / "grasped.npz", states=np.zeros((1, 2)), varied=[[]], solved=[False], coords=[[]]
     )
