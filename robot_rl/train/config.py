@@ -558,6 +558,10 @@ class RunConfig:
         require(not cameras, "policy.cameras", list(cameras), allowed)
         allowed = f"inline with method={kind}, whose rollouts lie in the memory that the learner reads"
         require(self.transport == "inline", "transport", self.transport, allowed)
+        rows, parts = self.num_envs * self.method.steps, self.method.algorithm.minibatches
+        require(rows > 1, "method.steps", self.method.steps, f"2 or more with num_envs={self.num_envs}")
+        allowed = f"at most {rows}, which is num_envs={self.num_envs} times method.steps={self.method.steps}"
+        require(parts <= rows, "method.algorithm.minibatches", parts, allowed)
 
     def _check_latent(self) -> None:
         """Refuses experience whose noise is unknown."""

@@ -121,6 +121,11 @@ def test_nothing_is_hidden_from_a_policy_that_sees_all(tmp_path: Path) -> None:
         ("transport=process", "transport: got 'process', allowed: inline with method=plain_ppo"),
         ("real_time=true num_envs=1", "no `look` with an arm"),
         ("stages=demos,clone,online,evaluate", "gaussian.*noise with method=plain_ppo"),
+        ("num_envs=1 method.steps=1", "method.steps: got 1, allowed: 2 or more with num_envs=1"),
+        (
+            "num_envs=1 method.steps=3",
+            "minibatches: got 4, allowed: at most 3, .*method.steps=3",
+        ),
         ("method.steps=0", "method.steps: got 0, allowed: 1 or more"),
         ("method.algorithm.clip=1", "method.algorithm.clip: got 1.0, allowed: above 0, below 1"),
         ("method.algorithm.lr_range=[1,0.1]", "lr_range: got .*, allowed: two numbers above 0"),
