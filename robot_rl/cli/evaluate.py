@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from robot_rl.cli.command import Outcome, run_command
 from robot_rl.core.errors import CheckpointError, ConfigError, require
-from robot_rl.core.files import read_json
+from robot_rl.core.files import at_home, read_json
 from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.policies.vla.lerobot_saved import lerobot_folder, read_lerobot_folder
 from robot_rl.sim.config import EnvConfig, Looks, Scenes, check_names
@@ -199,6 +199,7 @@ def _evaluate(words: list[str]) -> Outcome:
     from robot_rl.telemetry.progress import ProgressDisplay
 
     case = _of_policy(options) if options.run is None else _of_run(options)
+    films = _new_films(options, case.devices)
     print(f"policy {case.who}, {case.episodes} held-out episodes", file=sys.stderr)
     results: dict[str, EvalResult] = {}
     tasks: dict[str, str] = {}
@@ -207,7 +208,7 @@ def _evaluate(words: list[str]) -> Outcome:
             opened(device, holder=f"evaluate {case.who}", wait_s=options.lease_wait_s) as env,
             ProgressDisplay() as display,
             display.phase(f"evaluate {name}".strip(), case.episodes, unit="episodes") as progress,
-            _film(env, name, options) as watch,
+            _film(env, films.get(name), options) as watch,
         ):
             how: dict[str, Any] = {"disturb": options.disturb, "on_batch": progress.update}
             results[name] = case.play(env, **how, watch=watch)
@@ -225,10 +226,23 @@ def _evaluate(words: list[str]) -> Outcome:
     return int(matches is False), {"task": task, **case.facts, "matches": matches, **found}
 
 
-@contextmanager
-def _film(env: VectorEnv, name: str, options: EvaluateCommandConfig) -> Generator[Photographer | None]:
-    """Yields what films the first episodes, if a film is wanted, and writes it after the block."""
+def _new_films(options: EvaluateCommandConfig, names: Iterable[str]) -> dict[str, Path]:
+    """Returns the file of each robot's film, if films are wanted; refuses one that exists."""
     if options.video is None:
+        return {}
+    path = Path(at_home(options.video))
+    films = {name: path.with_stem(f"{path.stem}-{name}") if name else path for name in names}
+    for film in films.values():
+        require(not film.exists(), "video", str(film), "a file that does not exist yet")
+    return films
+
+
+@contextmanager
+def _film(
+    env: VectorEnv, film: Path | None, options: EvaluateCommandConfig
+) -> Generator[Photographer | None]:
+    """Yields what films the first episodes, if a film is wanted, and writes it after the block."""
+    if film is None:
         yield None
         return
     import numpy as np
@@ -239,9 +253,7 @@ def _film(env: VectorEnv, name: str, options: EvaluateCommandConfig) -> Generato
     config = VideoConfig(episodes=options.video_episodes, failures=0)
     with closing(Photographer(env, np.zeros(0, np.uint64), config)) as photographer:
         yield photographer
-        path = Path(options.video)
-        path = path.with_stem(f"{path.stem}-{name}") if name else path
-        print(f"film: {photographer.save_grid(path)}", file=sys.stderr)
+        print(f"film: {photographer.save_grid(film)}", file=sys.stderr)
 
 
 def _matches(recorded: Mapping[str, Any] | None, found: Mapping[str, Any]) -> bool | None:

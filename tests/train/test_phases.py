@@ -91,6 +91,8 @@ def test_what_learned_on_a_gpu_acts_on_a_machine_without_one(
     assert main(["evaluate", f"run={folder}", f"video={film}", "video_episodes=2"]) == 0
     assert film.stat().st_size > 1000
     assert "not compared with those of training: there the policy acted on cuda:3" in capsys.readouterr().out
+    assert main(["evaluate", f"run={folder}", f"video={film}"]) != 0
+    assert f"video: got '{film}', allowed: a file that does not exist yet" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="device: got 'cuda:3', allowed on this machine: cpu"):
         resume(folder)  # what goes on with the training needs the device
 
