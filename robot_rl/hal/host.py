@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
+
 from robot_rl.core.arrays import Array, is_array, to_numpy
 from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
+
+_ANSWERS = ("progress", "true_state")
+"""Methods without arguments that return arrays, which not every env has."""
 
 
 class HostEnv(VectorEnv):
     """The env inside, in numpy arrays; memory of a CPU is shared, memory of a GPU is copied.
 
-    Attributes that are not named here are those of the env inside.
+    Attributes that are not named here are those of the env inside. Of them, `expert` and what a policy that
+    demonstrates reads are in numpy arrays, too.
     """
 
     def __init__(self, env: VectorEnv) -> None:
@@ -23,7 +29,14 @@ class HostEnv(VectorEnv):
     def __getattr__(self, name: str) -> Any:
         if name == "env":
             raise AttributeError(name)
-        return getattr(self.env, name)
+        found = getattr(self.env, name)
+        if name == "expert":
+            return lambda *args, **how: _HostExpert(found(*args, **how))
+        return (lambda: on_host(found())) if name in _ANSWERS else found
+
+    def episode_seeds(self) -> Array:
+        """Returns uint64, whose bits a tensor has as int64."""
+        return on_host(cast("Any", self.env).episode_seeds()).view(np.uint64)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         return on_host(self.env.reset(seed=seed, options=options))
@@ -56,6 +69,21 @@ class HostEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         self.env.close(**kwargs)
+
+
+class _HostExpert:
+    """An expert of the env inside, whose actions are numpy arrays."""
+
+    def __init__(self, expert: Any) -> None:
+        self._expert = expert
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_expert":
+            raise AttributeError(name)
+        return getattr(self._expert, name)
+
+    def act(self) -> Array:
+        return on_host(self._expert.act())
 
 
 def on_host(tree: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from robot_rl.core.registry import resolve, table
-from robot_rl.hal.host import on_host
+from robot_rl.hal.host import HostEnv, on_host
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.task import Control
@@ -173,3 +173,17 @@ def test_the_host_has_the_same_memory() -> None:
     zeros = torch.zeros(2)
     on_host({"a": (zeros, "words")})["a"][0][1] = 3.0
     assert zeros.tolist() == [0.0, 3.0]
+
+
+def test_who_demonstrates_on_the_host_gets_and_gives_numpy_arrays() -> None:
+    """As of a GPU, whose tensors numpy does not take: `method=dagger` with its scripted or own expert."""
+    arrays, tensors = pair(task="pick_cube")
+    host: Any = HostEnv(tensors)
+    for env in (arrays, host):
+        env.reset(seed=5)
+    np.testing.assert_array_equal(host.episode_seeds(), arrays.episode_seeds())
+    np.testing.assert_array_equal(host.true_state(), arrays.true_state())
+    np.testing.assert_allclose(host.progress(), arrays.progress(), atol=ROUNDING)
+    mine, theirs = (env.expert(bias_m=0.01, noise_m=0.01, noise_seed=2) for env in (host, arrays))
+    assert isinstance(mine.act(), np.ndarray)
+    np.testing.assert_allclose(mine.act(), theirs.act(), atol=ROUNDING)
