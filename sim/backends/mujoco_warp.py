@@ -96,7 +96,7 @@ class MujocoWarp:
         self.room = {"nconmax": contacts, "njmax": rows}
         self.num_overflows = 0
         """Simulations, summed over control steps, that ran out of contacts or constraint rows."""
-        self._has_grown = False
+        self._has_grown, self._next_warning = False, 0
         self._expanded: dict[str, Array] = {}
         self._graphs: dict[int, Any] = {}
         """Physics steps -> captured graph; 0 is `forward`."""
@@ -188,9 +188,22 @@ class MujocoWarp:
         """Counts simulations that ran out of room, and makes more the first time."""
         number = int(ran_out.sum())
         self.num_overflows += number
-        if not number or self._has_grown:
+        if not number or self.num_overflows < self._next_warning:
             return
-        self._has_grown = True
+        self._next_warning = 10 * self.num_overflows
+        if self._has_grown:
+            logger.warning(
+                "mujoco_warp: %d times a simulation has run out of %d contacts or %d constraint rows. "
+                "Its step is undone, and room grows no more: use env.engine=mujoco if that is often.",
+                self.num_overflows,
+                *self.room.values(),
+            )
+            return
+        self._grow(number)
+
+    def _grow(self, number: int) -> None:
+        """Makes more room, as `number` simulations lacked it."""
+        self._has_grown, self._next_warning = True, 0
         self.room = {name: size * _GROWTH for name, size in self.room.items()}
         logger.warning(
             "mujoco_warp: %d of %d simulations ran out of contacts or constraint rows; their step is undone. "

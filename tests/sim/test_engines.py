@@ -152,6 +152,21 @@ def test_contacts_that_find_no_room_are_counted_and_room_grows_once(
     assert backend.view["box.pos"][:, 2].tolist() == pytest.approx([0.05] * 3, abs=1e-3)
 
 
+def test_room_that_is_too_small_after_it_has_grown_is_warned_about_rarely(
+    device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = boxes(device, contacts=32, rows=2)  # four contacts of four rows each need 16; 2 grow to 8
+    begun, everyone = backend.read_states(), backend.asarray(np.arange(3))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(6):
+            backend.write_states(everyone, begun)
+            assert backend.step(1).all()
+    assert backend.num_overflows == 18
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2  # after 3, when it grows, and after 6; the next one would come after 60
+    assert "mujoco_warp: 6 times a simulation has run out of 128 contacts or 8 constraint rows" in messages[1]
+
+
 def test_what_a_waiting_simulation_ran_out_of_does_not_count_later(device: str) -> None:
     """A box on the floor has four contacts of four rows each, more than the room; one in the air none."""
     backend = boxes(device, contacts=32, rows=12)
