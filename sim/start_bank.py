@@ -158,9 +158,13 @@ class StartBank:
             self._asked = None
 
     def _checked(self, kind: Any, row: Any) -> tuple[Array, Array]:
-        size = np.array(self.sizes)
-        kind = np.array(np.broadcast_to(_host(kind), (len(self.kind),)), np.int64)
-        row = np.array(np.broadcast_to(_host(row), kind.shape), np.int64)
+        size, every = np.array(self.sizes), (len(self.kind),)
+        allowed = f"a number, or one for each of {every[0]} envs"
+        kind, row = (_host(given) for given in (kind, row))
+        for name, given in (("reset_class", kind), ("reset_row", row)):
+            is_whole = given.dtype.kind in "iu" and given.shape in ((), every)
+            require(is_whole, f"reset: {name}", given.tolist(), allowed)
+        kind, row = (np.array(np.broadcast_to(given, every), np.int64) for given in (kind, row))
         is_class = (kind >= 0) & (kind < len(size))
         if not (is_class.all() and ((kind == 0) | ((row >= 0) & (row < size[kind]))).all()):
             rows = ", ".join(f"{i} {name}: {size[i]}" for i, name in enumerate(self.classes) if i)
@@ -174,10 +178,16 @@ class StartBank:
         """Returns the class and row of every env's present episode."""
         return {"reset_class": copied(self.kind), "reset_row": copied(self.row)}
 
-    def load(self, kind: Array, row: Array) -> None:
-        """Restores what `infos` returned."""
-        self.kind = copied(self._backend.asarray(kind))
-        self.row = copied(self._backend.asarray(row))
+    def state_dict(self) -> dict[str, Array]:
+        """Returns the class and row of every env's present episode, and what is to be tried again."""
+        return self.infos() | ({"reset_failed": copied(self._failed)} if self._retry else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        names = ("reset_class", "reset_row")
+        self.kind, self.row = (copied(self._backend.asarray(state[name])) for name in names)
+        if "reset_failed" in state:
+            self._failed = copied(self._backend.asarray(state["reset_failed"]))
 
 
 def _host(values: Any) -> Array:

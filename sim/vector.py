@@ -498,7 +498,7 @@ class SimVectorEnv(VectorEnv):
             "seed": self._seed,
             "episode": self._episode,
             "elapsed": self._elapsed,
-            **({} if self._starts is None else self._starts.infos()),
+            **({} if self._starts is None else self._starts.state_dict()),
             **{f"field.{name}": self.backend.expand(name) for name in self._varied},
         }
         kept = {name: to_numpy(copied(array)) for name, array in arrays.items()}
@@ -513,7 +513,7 @@ class SimVectorEnv(VectorEnv):
         self._elapsed = copied(self._asarray(state["elapsed"]))
         self.num_diverged = int(state["num_diverged"])
         if self._starts is not None:
-            self._starts.load(state["reset_class"], state["reset_row"])
+            self._starts.load_state_dict(state)
         for each in (self._randomizer, self._looks, self.variants.terms):
             each.restore({name: state[f"field.{name}"] for name in each.fields})
         self._domain.load_state_dict(state, self._seed, self._episode)

@@ -127,6 +127,19 @@ def test_a_step_that_fails_leads_to_the_same_row(folder: Path) -> None:
     assert again[~failed].sum() <= 2  # by chance
 
 
+def test_a_resumed_env_knows_what_failed_before_its_reset(folder: Path) -> None:
+    env, other = (env_of(folder, retry=0.9, autoreset="disabled") for _ in range(2))
+    _, begun = env.reset(seed=0)
+    for _ in range(6):
+        env.step(np.zeros((12, 3)))
+    other.reset(seed=99)
+    other.load_state_dict(env.state_dict())
+    (_, mine), (_, theirs) = env.reset(), other.reset()
+    assert (mine["reset_row"] == begun["reset_row"]).sum() > 6
+    assert theirs["reset_row"].tolist() == mine["reset_row"].tolist()
+    assert theirs["reset_class"].tolist() == mine["reset_class"].tolist()
+
+
 def test_the_draws_of_own_starts_do_not_shift(folder: Path) -> None:
     plain = SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=1), 12, autoreset="disabled")
     own, _ = plain.reset(seed=5)
@@ -165,6 +178,11 @@ def test_a_reset_may_name_class_and_row(bank: Bank, folder: Path) -> None:
             env.reset(options={"reset_class": kind, "reset_row": row})
     with pytest.raises(ConfigError, match="reset_row: got 3, allowed: with reset_class"):
         env.reset(options={"reset_row": 3})
+    for name, given in (("reset_class", [1, 2]), ("reset_class", 1.5), ("reset_row", "first")):
+        with pytest.raises(
+            ConfigError, match=f"reset: {name}: got .*, allowed: a number, or one for each of 3"
+        ):
+            env.reset(options={"reset_class": 1, name: given})
 
 
 def test_tensors_begin_in_the_same_rows(folder: Path) -> None:
