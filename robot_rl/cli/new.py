@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -218,20 +218,24 @@ def _task(words: list[str]) -> Outcome:
     if has_project:
         print(f"\nadd to {project}, which was there before\n{skeleton.entry_point(name)}")
     print("\nnext")
-    steps = [
-        f"pytest {folder / f'test_{name}.py'}",
-        f"pip install -e {folder}   # registers it: robot-rl doctor --list task",
-        f"robot-rl collect task={name} episodes=5 out=demos/{name}",
-        f"robot-rl resets generate task={name} rows=100",
-        f"robot-rl train recipe={_recipe(like)} env.task={name}",
-    ]
-    print("\n".join(f"  {step}" for step in steps))
+    print(f"  pytest {folder / f'test_{name}.py'}")
+    print(f"  pip install -e {folder}   # registers it: robot-rl doctor --list task")
+    print("\n".join(f"  {step}" for step in _steps(name, like, skeleton.parts_of(like))))
     return 0, {"task": name, "like": like, "files": [str(path) for path in written]}
 
 
-def _recipe(like: str) -> str:
-    """Returns the recipe whose settings suit a task like this one."""
-    return "reach" if like == "reach" else "pick_cube"
+def _steps(name: str, like: str, parts: Collection[str]) -> list[str]:
+    """Returns what can be done with a task that has some of `skeleton.PARTS`."""
+    steps: list[str] = []
+    if "expert" in parts:
+        steps.append(f"robot-rl collect task={name} episodes=5 out=demos/{name}")
+    if "resets" in parts:
+        steps.append(f"robot-rl resets generate task={name} rows=100")
+    if "expert" in parts:
+        settings = "recipe=reach" if like == "reach" else "recipe=pick_cube"
+    else:  # the recipes of both would clone demonstrations
+        settings = "recipe=quadrotor" if like == "quadrotor_hover" else "recipe=plain_ppo env.reward=dense"
+    return [*steps, f"robot-rl train {settings} env.task={name}"]
 
 
 # Files

@@ -41,6 +41,12 @@ def likes() -> list[str]:
     ]
 
 
+def parts_of(like: str) -> set[str]:
+    """Returns which of `PARTS` one of `likes` has."""
+    (node,) = _tasks(_source(like)[1])
+    return {what for what, _ in _parts(node)}
+
+
 def task_source(name: str, like: str) -> str:
     """Returns the module of a new task.
 

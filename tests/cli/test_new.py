@@ -9,9 +9,12 @@ import pytest
 import yaml
 
 from robot_rl.cli.main import main
-from robot_rl.core.registry import TABLE
+from robot_rl.config import load
+from robot_rl.core.registry import TABLE, resolve
 from robot_rl.sim.conformance import check_robot, check_task
 from robot_rl.sim.tasks import skeleton
+from robot_rl.train.before import check_before_learner
+from robot_rl.train.config import RunConfig
 from tests.arms import JOINTS, write_arm
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +124,18 @@ def test_a_task_is_a_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["files"] == ["lift_cube/lift_it.py", "lift_cube/test_lift_it.py"]
     assert "add to lift_cube/pyproject.toml, which was there before\n[project.entry-points." in text
     assert "lift_it" not in Path(files[2]).read_text()
+
+
+@pytest.mark.parametrize("like", skeleton.likes())
+def test_the_steps_that_follow_a_task_can_be_taken(like: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text, _ = answer(capsys, "task", f"name=own_{like}", f"like={like}")
+    steps = [line.strip() for line in text.partition("\nnext\n")[2].splitlines()]
+    task = resolve("task", like)
+    assert any(step.startswith("robot-rl collect") for step in steps) == task.has_expert()
+    assert any(step.startswith("robot-rl resets generate") for step in steps) == (task.resets is not None)
+    (words,) = [step.split()[2:] for step in steps if step.startswith("robot-rl train")]
+    config = load(RunConfig, [word.replace(f"own_{like}", like) for word in words], config_name="train")
+    check_before_learner(config)
 
 
 @pytest.mark.parametrize(
