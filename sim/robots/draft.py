@@ -188,7 +188,13 @@ class _Drafting:
         found: dict[str, float] = {}
         for joint in parse(self._path, self._at).findall("joint"):
             limit = joint.find("limit")
-            found[joint.get("name", "")] = 0.0 if limit is None else float(limit.get(key, 0.0))
+            name, text = joint.get("name", ""), "0" if limit is None else limit.get(key, "0")
+            try:
+                found[name] = float(text)
+            except ValueError as error:
+                raise ModelError(
+                    f"{self._at}: joint {name!r}: <limit {key}={text!r}> is no number. Expand a xacro first."
+                ) from error
         return np.array([found[name] for name in self._joints])
 
     def _model_efforts(self) -> Array:

@@ -201,6 +201,14 @@ def test_prefixes_that_nobody_declares_are_read(urdf: Writer) -> None:
 
 # What does not fit
 
+
+def test_a_limit_that_is_no_number_is_named(urdf: Writer) -> None:
+    """As xacro leaves it; MuJoCo does not read speeds."""
+    path = urdf(('velocity="3"', 'velocity="${fast}"'))
+    with pytest.raises(ModelError, match=r"joint 'lift': <limit velocity='\$\{fast\}'> is no number"):
+        drafted(path)
+
+
 TWO = (
     '<body name="a{0}"><joint name="a{0}" axis="0 0 1"/>{1}'
     '<body name="b{0}" pos="0 0 .3"><joint name="b{0}" axis="0 1 0"/>{1}{2}</body></body>'
