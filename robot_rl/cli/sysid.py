@@ -42,9 +42,10 @@ def run(argv: list[str]) -> int:
 
 def _choose(words: list[str]) -> Outcome:
     commands = {"record": _record, "fit": _fit}
-    if words[0] not in commands:
+    if not words or words[0] not in commands:
+        got = words[0] if words else ""
         raise ConfigError(
-            f"sysid: no sub-command {words[0]!r}, allowed: {', '.join(commands)}. `robot-rl sysid --help`"
+            f"sysid: no sub-command {got!r}, allowed: {', '.join(commands)}. `robot-rl sysid --help`"
         )
     return commands[words[0]](words[1:])
 

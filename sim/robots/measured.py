@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mujoco
 import numpy as np
@@ -26,6 +26,7 @@ from robot_rl.sim.robots.robot import Floats, Robot
 
 LIKE = "like"
 """The key that tells such a file from others."""
+_ALLOWED = "friction_n_m, damping_n_m_s and armature_kg_m2, a list each"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +110,11 @@ def read_measured(path: Path, content: Mapping[str, Any], load: Callable[[str], 
             f"A file with `{LIKE}:` changes joints only; the rest is that of the other robot."
         )
     other, near = str(content[LIKE]), path.parent / str(content[LIKE])
+    given = content.get("measured") or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(f"{at}: measured: got {given!r}, allowed: {_ALLOWED}.")
     try:
-        measured = build(Measured, dict(content.get("measured") or {}))
+        measured = build(Measured, dict(cast("Mapping[str, Any]", given)))
     except ConfigError as error:
         raise ModelError(f"{at}: {error}") from error
     return with_measured(load(str(near) if near.is_file() else other), measured)

@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 
+from robot_rl.cli.main import main
 from robot_rl.core.errors import ConfigError, DatasetError, ModelError, UnknownComponentError
 from robot_rl.sim.joint_log import JointLog
 from robot_rl.sim.robots.excitation import Chirp, lowest_point
@@ -169,6 +170,7 @@ def test_measured_joints_of_a_file_replace_those_of_the_robot(tmp_path: Path) ->
         ("like: gantry\nmeasured: {friction_n_m: [1.0]}\n", "measured.friction_n_m has 1 entries for 4"),
         ("like: gantry\nmeasured: {friction_n_m: [1, -1, 1, 1]}\n", r"allowed: numbers from 0"),
         ("like: gantry\nmeasured: {fricton_n_m: [1, 1, 1, 1]}\n", r"fricton_n_m.*friction_n_m"),
+        ("like: gantry\nmeasured: [1, 2]\n", r"measured: got \[1, 2\], allowed: friction_n_m, "),
         ("like: gantry\nhome_rad: [0, 0, 0]\n", "unknown keys home_rad, allowed: like, measured"),
         ("like: gantri\n", "Did you mean 'gantry'"),
         ("like: self.yaml\n", "names a file that leads back here"),
@@ -179,3 +181,11 @@ def test_mistakes_in_a_measured_robot_are_named(tmp_path: Path, text: str, messa
     path.write_text(text)
     with pytest.raises((ModelError, ConfigError, UnknownComponentError), match=message):
         load_robot(str(path))
+
+
+@pytest.mark.parametrize("words", [["--json"], ["fitt"]])
+def test_a_command_without_its_sub_command_is_answered(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sysid", *words]) == 2
+    assert "allowed: record, fit. `robot-rl sysid --help`" in capsys.readouterr().err
