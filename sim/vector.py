@@ -7,7 +7,7 @@ torch tensors; what a person looks at and what is saved (`picture`, `state_dict`
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.arrays import Array, Kind, assign, copied, like, to_numpy
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
+from robot_rl.core.language import INSTRUCTION, encode_text
 from robot_rl.core.machine import usable_cores
 from robot_rl.core.names import ENVIRONMENT, PRIVILEGED, chosen
 from robot_rl.core.registry import resolve
@@ -36,12 +36,13 @@ from robot_rl.sim.domain import Domain
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.looks import scene_and_looks
 from robot_rl.sim.monitor import NAMES, Monitor
+from robot_rl.sim.own_starts import OwnStarts
 from robot_rl.sim.pictures import Pictures
-from robot_rl.sim.poses import compose
 from robot_rl.sim.predicates import check_formula, predicates_of
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.spaces import observation_spaces
 from robot_rl.sim.start_bank import StartBank, key_of
 from robot_rl.sim.task import Task, control_of, state_quantities
 from robot_rl.sim.variants import Variants, prepare_scene
@@ -49,26 +50,6 @@ from robot_rl.sim.variation import check_variation
 
 MOST_SHAPING = 0.5
 """Largest dense reward of a step without success, which is 1."""
-
-
-def observation_spaces(
-    config: EnvConfig, num_state: int, num_envs: int, num_privileged: int = 0, num_apart: int = 0
-) -> tuple[gymnasium.spaces.Dict, gymnasium.Space[Any]]:
-    """Returns the spaces of what one env and all envs observe: `state` and the cameras' pictures."""
-    box, size = gymnasium.spaces.Box, config.image_size
-    spaces: dict[str, gymnasium.Space[Any]] = {"state": box(-np.inf, np.inf, (num_state,), np.float32)}
-    if num_privileged:
-        spaces[PRIVILEGED] = box(-np.inf, np.inf, (num_privileged,), np.float32)
-    if num_apart:
-        spaces[ENVIRONMENT] = box(-np.inf, np.inf, (num_apart,), np.float32)
-    if config.instruction:
-        spaces[INSTRUCTION] = box(0, 255, (MAX_BYTES,), np.uint8)
-    for camera in config.cameras:
-        spaces[f"{camera}.rgb"] = box(0, 255, (*size, 3), np.uint8)
-        if config.depth:
-            spaces[f"{camera}.depth"] = box(0, np.inf, size, np.float32)
-    single = gymnasium.spaces.Dict(spaces)
-    return single, gymnasium.vector.utils.batch_space(single, num_envs)
 
 
 class SimVectorEnv(VectorEnv):
@@ -103,6 +84,9 @@ class SimVectorEnv(VectorEnv):
         drawn = self._task.vary if config.randomize else ()
         self._randomizer = Randomizer(drawn, self.backend)
         self.variants = Variants(variants, self.backend, {(term.field, term.element) for term in drawn})
+        self._own_starts = OwnStarts(
+            self._task, self._robot, self.backend, self.controller, self.variants, self.num_substeps
+        )
         self._looks = Randomizer(looks, self.backend)
         self._domain = Domain(
             config.domain,
@@ -174,12 +158,8 @@ class SimVectorEnv(VectorEnv):
 
     def _bind(self) -> None:
         backend, robot = self.backend, self._robot
-        self._qpos, self._qvel = backend.bind("qpos"), backend.bind("qvel")
-        self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
-        self._asarray, self._home = backend.asarray, backend.asarray(np.asarray(robot.home_rad))
+        self._qvel, self._ctrl, self._asarray = backend.bind("qvel"), backend.bind("ctrl"), backend.asarray
         self._all_rows = self._asarray(np.arange(self.num_envs))
-        self._effector_home = backend.asarray(np.array([each.home for each in robot.all_effectors]))
-        self._act = backend.bind("act") if self.index.lagging else None
         self.limits = robot.limits if robot.arm_joints else None
         dt_s, xp, device = 1.0 / self.control_hz, self.xp, self.device
         self.safety = SafetyEnvelope(
@@ -374,7 +354,7 @@ class SimVectorEnv(VectorEnv):
             self._randomizer.apply(own, rng)
         self._domain.draw(ids, seed, episodes)
         if len(own):
-            self._place(own, rng)
+            self._own_starts.begin(own, rng, self._seed[own], self._episode[own])
         self._domain.begin(ids)
         if self._monitor is not None:
             self._monitor.reset(ids)
@@ -388,42 +368,6 @@ class SimVectorEnv(VectorEnv):
         for key, value in fresh.items():
             merged[key][ids] = value
         return merged
-
-    def _place(self, ids: Array, rng: EpisodeRng) -> None:
-        robot, task = self._robot, self._task
-        noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
-        arm = self._home + noise
-        assign(self._qpos, cells(ids, self.index.arm_qpos), arm)
-        start = self.variants.begin(ids, self._seed[ids], self._episode[ids], task.start(rng))
-        fingers = robot.gripper_home if start.fingers is None else start.fingers
-        self._qpos[cells(ids, self.index.finger_qpos)] = fingers
-        assign(self._ctrl, cells(ids, self.index.arm_ctrl), arm)
-        self._ctrl[cells(ids, self.index.effector_ctrl)] = self._effector_home
-        if self._act is not None:
-            self._act[cells(ids, self.index.lagging_act)] = self._effector_home[self.index.lagging]
-        for joint, value in start.joints.items():
-            first = self.index.qpos_of[joint]
-            assign(self._qpos, (ids, slice(first, first + value.shape[1])), value)
-        for joint, value in start.velocities.items():
-            first = self.index.dof_of[joint]
-            assign(self._qvel, (ids, slice(first, first + value.shape[1])), value)
-        for body, value in start.mocap.items():
-            assign(self._mocap_pos, (ids, self.index.mocap_of[body]), value)
-        if start.held:
-            self._put_in_hand(ids, start.held)
-
-    def _put_in_hand(self, ids: Array, held: Mapping[str, Array]) -> None:
-        """Places things between the fingers, which then have one control step to close on them."""
-        self.backend.forward(ids)
-        world_from_tool = self.controller.tool_poses(ids)
-        for joint, tool_from_thing in held.items():
-            first = self.index.qpos_of[joint]
-            pose = compose(world_from_tool, like(tool_from_thing, world_from_tool))
-            assign(self._qpos, (ids, slice(first, first + 7)), pose)
-        self._ctrl[cells(ids, self.index.effector_ctrl)] = self._robot.gripper_closed
-        closing = self.xp.zeros_like(self._elapsed, dtype=self.xp.bool)
-        closing[ids] = True
-        self.backend.step(self.num_substeps, closing)
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""

@@ -87,9 +87,9 @@ def test_a_step_of_the_base_leaves_the_arm_where_it_is() -> None:
 
 def test_a_step_of_the_tool_leaves_the_base_where_it_is() -> None:
     env = make("mobile_reach")
-    base = env._qpos[:, :3].copy()
+    base = env.backend.bind("qpos")[:, :3].copy()
     assert (moved(env, [0, 0, 0, 0, 0, 1], 8)[:, 2] > 0.08).all()
-    assert np.abs(env._qpos[:, :3] - base).max() < 0.005
+    assert np.abs(env.backend.bind("qpos")[:, :3] - base).max() < 0.005
 
 
 def test_an_arm_of_two_acts_as_the_arm_alone() -> None:
@@ -101,7 +101,7 @@ def test_an_arm_of_two_acts_as_the_arm_alone() -> None:
     targets = both.controller.targets(action, position)
     for side in range(2):
         arm = slice(7 * side, 7 * side + 7)
-        alone._qpos[:, :7] = position[:, arm]
+        alone.backend.bind("qpos")[:, :7] = position[:, arm]
         alone.backend.forward()
         expected = alone.controller.targets(action[:, 3 * side : 3 * side + 3], position[:, arm])
         np.testing.assert_allclose(targets[:, arm], expected, atol=1e-9)

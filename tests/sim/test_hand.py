@@ -64,7 +64,7 @@ def test_every_joint_has_an_element_of_the_action() -> None:
 
 def test_the_error_is_the_angle_between_object_and_mark() -> None:
     env = make(3)
-    env._qpos[:, env.index.qpos_of["object"]] = [0.5, -2.0, 3.0]
+    env.backend.bind("qpos")[:, env.index.qpos_of["object"]] = [0.5, -2.0, 3.0]
     mark = np.array([0.9, -1.2, -3.0])
     mocap = env.backend.bind("mocap_pos")
     mocap[:, 0, 0], mocap[:, 0, 1] = 0.09 * np.cos(mark), 0.09 * np.sin(mark)

@@ -51,7 +51,7 @@ def at_goal(env: SimVectorEnv) -> None:
     """Puts all envs at rest at the goal."""
     env.reset(seed=0)
     rows = env.get_state()
-    env._qpos[:] = [*GOAL_M, 1, 0, 0, 0]
+    env.backend.bind("qpos")[:] = [*GOAL_M, 1, 0, 0, 0]
     env._qvel[:] = 0.0
     rows[:, : env.backend.state_size] = env.backend.read_states()
     env.set_state(rows)
@@ -134,8 +134,8 @@ def test_a_new_episode_shows_the_thrusts_that_it_begins_with() -> None:
 def test_starts_are_within_their_ranges() -> None:
     env = make(256)
     env.reset(seed=0)
-    away = np.abs(env._qpos[:, :3] - GOAL_M)
-    tilt = 2 * np.arccos(env._qpos[:, 3])
+    away = np.abs(env.backend.bind("qpos")[:, :3] - GOAL_M)
+    tilt = 2 * np.arccos(env.backend.bind("qpos")[:, 3])
     assert 0.19 < away.max() <= 0.2
     assert 1.5 < tilt.max() <= np.pi / 2
     assert 0.95 < np.abs(env._qvel).max() <= 1.0
@@ -157,7 +157,7 @@ def test_what_breaks_off_counts_anew() -> None:
     for _ in range(20):
         env.step(actions(env, HOVER))
     rows = env.get_state()
-    env._qpos[0, 0] += 0.06  # the goal is 5 cm wide
+    env.backend.bind("qpos")[0, 0] += 0.06  # the goal is 5 cm wide
     away = env.get_state()
     env.set_state(away)
     env.step(actions(env, HOVER))
@@ -191,7 +191,8 @@ def test_the_reward_is_the_one_of_the_docstring() -> None:
     env = make(1)
     at_goal(env)
     half = math.pi / 6  # turned by 60 degrees about z
-    env._qpos[:] = [GOAL_M[0] + 0.3, GOAL_M[1], GOAL_M[2] - 0.4, math.cos(half), 0, 0, math.sin(half)]
+    place_m = (GOAL_M[0] + 0.3, GOAL_M[1], GOAL_M[2] - 0.4)
+    env.backend.bind("qpos")[:] = [*place_m, math.cos(half), 0, 0, math.sin(half)]
     env._qvel[:] = [0, 2.0, 0, 0, 0, 0]
     env.backend.bind("act")[:] = [HOVER_N + 0.074415, HOVER_N, HOVER_N, HOVER_N]  # 1 more of [-1, 1]
     env.set_state(env.get_state())

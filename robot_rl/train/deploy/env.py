@@ -29,7 +29,8 @@ from robot_rl.real.messages import Plan, Status
 from robot_rl.real.sensors import Sensors
 from robot_rl.real.station import StationConfig
 from robot_rl.sim.mirror import Mirror
-from robot_rl.sim.vector import EnvConfig, observation_spaces
+from robot_rl.sim.spaces import observation_spaces
+from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.measured import Measured, Scene
 from robot_rl.train.deploy.pace import Pace, RunningMedian, Sleep
 

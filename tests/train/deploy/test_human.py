@@ -292,7 +292,7 @@ def test_a_leader_arm_is_followed_with_the_actions_of_the_task() -> None:
         env.step(sim.action_towards(goal, np.array([1.0])))
     assert before > 0
     now = sim.view["tool.pos"].copy()
-    sim._qpos[:, sim.index.arm_qpos] = goal
+    sim.backend.bind("qpos")[:, sim.index.arm_qpos] = goal
     sim.backend.forward()
     there = sim.view["tool.pos"].copy()
     env.close()
