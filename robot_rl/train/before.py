@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.registry import resolve
 from robot_rl.data.demos import open_demonstrations
 from robot_rl.data.episode import Feature
@@ -50,6 +50,8 @@ def check_before_learner(config: RunConfig) -> None:
     given = find_given(config)
     if config.env.kind == "sim":
         _check_experts(config)
+        rows, allowed = config.env.resets.rows, "train: env.resets.evaluate=<class> evaluates held-out rows"
+        require(rows == "train", "env.resets.rows", rows, allowed)
     if config.bc.policy is not None and given is None:
         read_head(Path(config.bc.policy))
     if config.env.kind == "sim":  # others' environments may take long to make

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from robot_rl.config import build
+from robot_rl.core.errors import ConfigError
 from robot_rl.data.demos import load_episodes
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.vector import SimVectorEnv
+from robot_rl.train.before import check_before_learner
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import first_seed
 from robot_rl.train.phases import run
@@ -44,3 +46,9 @@ def test_what_is_played_before_a_run_learns_is_not_held_out(
     episodes = load_episodes(folder_of(tmp_path) / played)
     begun = SimVectorEnv(EnvConfig(**env), 3).reset(seed=first_seed(0))[0]["state"]
     np.testing.assert_array_equal(episodes.obs["state"][episodes.bounds()[0]], begun)
+
+
+def test_training_in_held_out_rows_is_refused(folder: Path) -> None:
+    env = {"task": "gantry_peg", "resets": {"bank": str(folder), "rows": "held_out"}}
+    with pytest.raises(ConfigError, match=r"env.resets.rows: got 'held_out', allowed: train"):
+        check_before_learner(build(RunConfig, {**TINY, "env": env}))
