@@ -131,8 +131,9 @@ def _make(
         tried += bench.num
         parts.append(_taken(bench, np.nonzero(taken)[0]))
         num += len(parts[-1])
-        rounds = tried // bench.num
-        if (not num and rounds >= _HOPELESS) or tried > _PATIENCE * max(settings.rows, bench.num):
+        is_hopeless = not num and tried >= _HOPELESS * bench.num
+        is_slow = num < settings.rows and tried > _PATIENCE * max(settings.rows, bench.num)
+        if is_hopeless or is_slow:
             raise _no_starts(bench, name, num, tried, rejected, taken)
         if watch is not None:
             watch(name, min(num, settings.rows) + done)

@@ -8,6 +8,7 @@ import pytest
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import TABLE, resolve
+from robot_rl.resets import generate as generate_module
 from robot_rl.resets.accept import TESTS, Tolerances
 from robot_rl.resets.generate import GenerateSettings, NoStartsError, classes_of, coordinates, generate
 from robot_rl.resets.walk import draw_way, walk_out
@@ -145,6 +146,13 @@ def test_a_class_that_accepts_nothing_names_the_test(monkeypatch: pytest.MonkeyP
     ) as e:
         made(bench, "reaching")
     assert e.value.rejected.shape == (16, bench.env.bank_key().num_state)
+
+
+def test_patience_ends_only_while_rows_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_module, "_PATIENCE", 0)
+    assert len(made(bench_of("reach"), "reaching").sets["reaching"]) == 8
+    with pytest.raises(NoStartsError, match=r"class 'reaching' has accepted .* of 16 starts"):
+        made(bench_of("reach"), "reaching", rows=17)
 
 
 def test_a_thing_wider_than_the_fingers_open_has_no_grasp(monkeypatch: pytest.MonkeyPatch) -> None:
