@@ -306,6 +306,7 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
             name: simulation(
                 config.env_of(name).evaluated().with_instruction(options.instruction),
                 config.evaluate.num_envs,
+                draws=options.video is not None,
             )
             for name in names
         },
@@ -352,7 +353,9 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
         episodes=total,
         devices={
             name: simulation(
-                env_asked_for(env, options).with_instruction(options.instruction), min(usual.num_envs, total)
+                env_asked_for(env, options).with_instruction(options.instruction),
+                min(usual.num_envs, total),
+                draws=options.video is not None,
             )
             for name, env in envs.items()
         },

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from robot_rl.cli.main import main
+from robot_rl.config import build
 from robot_rl.core.errors import RenderError
 from robot_rl.envs.gym import GymVectorEnv
 from robot_rl.hal.leased import LeasedEnv
@@ -18,8 +20,11 @@ from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.stepping import lockstep
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.train.config import VideoConfig
+from robot_rl.train.config import RunConfig, VideoConfig
+from robot_rl.train.phases import run
 from robot_rl.train.pictures import Photographer
+from tests.runs import folder_of
+from tests.train.test_gym_run import SMALL
 
 SEEDS = np.array([100, 101, 102], np.uint64)
 
@@ -156,3 +161,17 @@ def test_pendulum_without_pygame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", without_pygame)
     with pytest.raises(RenderError, match=r"pygame is not installed, run .*gymnasium\[classic_control\]"):
         env.picture()
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_an_environment_of_others_is_filmed_when_it_is_evaluated(tmp_path: Path) -> None:
+    env = {"kind": "gym", "id": "robot_rl_tests/Drawing-v0"}
+    shown = {"episodes": 0, "failures": 0}
+    run(build(RunConfig, {**SMALL, "env": env, "video": shown, "out": str(tmp_path / "runs")}))
+    assert Drawing.drawn == 0
+    film = tmp_path / "film.mp4"
+    words = [f"run={folder_of(tmp_path / 'runs')}", f"video={film}", "video_episodes=2"]
+    assert main(["evaluate", *words]) == 0
+    with av.open(str(film)) as container:
+        stream = container.streams.video[0]
+        assert (stream.width, stream.height) == (16, 6)  # two episodes of 8 x 6 pixels
