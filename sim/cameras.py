@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mujoco
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError, ModelError, nearest
 from robot_rl.sim.gl import GlContext, find_backend, open_context
 
-__all__ = ["Camera", "Renderer", "Renderers", "find_backend"]
+__all__ = ["BatchRenderer", "Camera", "Renderer", "Renderers", "find_backend"]
 
 Array = NDArray[Any]
 
@@ -54,12 +54,28 @@ class Camera:
     """Pixels, from 1 to 4096."""
     shadows: bool = False
     """Draw shadows and smooth edges, as films want: five times the time of a small image."""
+    by_engine: bool = False
+    """Let the physics engine draw, where it can: for what is learned from, by the thousand."""
 
     def __post_init__(self) -> None:
         for side in ("width", "height"):
             pixels = getattr(self, side)
             if not 1 <= pixels <= 4096:
                 raise ConfigError(f"camera {self.name}: {side} is {pixels}, allowed is 1 to 4096 pixels.")
+
+
+class BatchRenderer(Protocol):
+    """Draws simulations: with OpenGL (`Renderers`), or on the engine's own device."""
+
+    def render_batch(
+        self, ids: Array, camera: str, *, depth: bool = False, states: Array | None = None
+    ) -> Array:
+        """See `Renderer.render_batch`; the images are the engine's arrays where it draws itself."""
+        ...
+
+    def close(self) -> None:
+        """Frees what drawing needs; may be called twice."""
+        ...
 
 
 class Renderer:
@@ -74,7 +90,7 @@ class Renderer:
         """Opens an OpenGL context; `batch` is what `render_batch` draws."""
         self._batch = batch
         self._cameras = {camera.name: camera for camera in cameras}
-        self._ids = {camera.name: _camera_id(model, camera.name) for camera in cameras}
+        self._ids = {camera.name: camera_id(model, camera.name) for camera in cameras}
         self._model = _drawing_model(model, cameras)
         self._scratch: tuple[mujoco.MjModel, mujoco.MjData] | None = None
         self._scene = mujoco.MjvScene(self._model, _MAX_GEOMS)
@@ -240,7 +256,12 @@ def _drawing_model(model: mujoco.MjModel, cameras: Sequence[Camera]) -> mujoco.M
     return copied
 
 
-def _camera_id(model: mujoco.MjModel, name: str) -> int:
+def camera_id(model: mujoco.MjModel, name: str) -> int:
+    """Returns the number of a camera.
+
+    Raises:
+        ModelError: the model has no camera of that name.
+    """
     number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA.value, name)
     if number < 0:
         names = [model.camera(i).name or f"#{i}" for i in range(model.ncam)]

@@ -20,6 +20,8 @@ Scenes = Literal["fixed", "varied", "held_out"]
 """What scenes are like, see `sim/variation.py`."""
 Engine = Literal["mujoco", "mujoco_warp", "genesis"]
 """What simulates, see `sim/backends/`."""
+Drawing = Literal["engine", "opengl"]
+"""What draws observations, see docs/engines.md."""
 OWN_WORDS = "task"
 """The `instruction` that is the task's own."""
 MANY_SIMS = 2000
@@ -149,6 +151,9 @@ class EnvConfig:
     engine_device: str | None = None
     """But for mujoco: `cuda`, `cuda:1`, or `cpu` for tests; if null the first GPU, or the CPU without one.
     Of genesis `cuda` is the first GPU."""
+    renderer: Drawing = "engine"
+    """What draws `cameras`: `engine` is OpenGL for mujoco, and for mujoco_warp its own ray caster on its
+    device; `opengl` draws copies of the simulations on the CPU, as evaluations do."""
     resets: ResetsConfig = field(default_factory=ResetsConfig)
     num_threads: int = 0
     """Threads that simulate, and threads that draw; all cores if 0."""

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.arrays import Array, to_numpy
+from robot_rl.core.arrays import Array, namespace, to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.cameras import Camera
@@ -91,7 +91,10 @@ class Pictures:
         self._substeps = num_substeps
         self._clocks = clocks_of(config, backend.timestep_s, num_substeps)
         height, width = config.image_size
-        cameras = [Camera(name=name, height=height, width=width) for name in config.cameras]
+        by_engine = config.renderer == "engine"
+        cameras = [
+            Camera(name=name, height=height, width=width, by_engine=by_engine) for name in config.cameras
+        ]
         self._renderer = backend.renderer(cameras, threads) if cameras else None
         self._pictures: dict[str, Array] = {}
         """The newest picture of every simulation, by its key."""
@@ -147,14 +150,17 @@ class Pictures:
         return due
 
     def show(self, ids: Array) -> dict[str, Array]:
-        """Returns what the cameras of simulations show now, as fresh numpy arrays."""
+        """Returns what the cameras of simulations show now, as fresh arrays of the renderer's kind."""
         rows = to_numpy(ids)
         for camera, clock in enumerate(self._clocks):
             number = clock.shown(self._now[rows])
             is_new = number != self._drawn[camera, rows]
             if is_new.any():
                 self._draw(camera, rows[is_new], number[is_new])
-        return {key: pictures[rows] for key, pictures in self._pictures.items()}
+        shown: dict[str, Array] = {}
+        for key, pictures in self._pictures.items():
+            shown[key] = pictures[namespace(pictures).asarray(rows, device=pictures.device)]
+        return shown
 
     def _draw(self, camera: int, rows: Numbers, number: Numbers) -> None:
         states = self._waiting.get(camera)
@@ -166,8 +172,11 @@ class Pictures:
         if self._depth:
             found[f"{name}.depth"] = draw(depth=True)
         for key, pictures in found.items():
-            empty = np.zeros((self._drawn.shape[1], *pictures.shape[1:]), pictures.dtype)
-            self._pictures.setdefault(key, empty)[rows] = pictures
+            xp, device = namespace(pictures), pictures.device
+            if key not in self._pictures:
+                shape = (self._drawn.shape[1], *pictures.shape[1:])
+                self._pictures[key] = xp.zeros(shape, dtype=pictures.dtype, device=device)
+            self._pictures[key][xp.asarray(rows, device=device)] = pictures
         self._drawn[camera, rows] = number
 
     @property

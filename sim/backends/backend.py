@@ -19,7 +19,7 @@ from robot_rl.core.errors import ModelError, nearest
 
 if TYPE_CHECKING:
     from robot_rl.sim.backends.model_index import ModelIndex
-    from robot_rl.sim.cameras import Camera, Renderers
+    from robot_rl.sim.cameras import BatchRenderer, Camera
 
 
 class View:
@@ -148,8 +148,10 @@ class Backend(Protocol):
         """Returns the depth (n,) of the deepest contact of some simulations, metres; 0: none."""
         ...
 
-    def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
+    def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> BatchRenderer:
         """Returns what draws these simulations, in this thread and `num_threads` - 1 others.
+
+        An engine that draws itself does so for cameras with `by_engine`; OpenGL draws all others.
 
         Raises:
             RenderError: this machine cannot draw.

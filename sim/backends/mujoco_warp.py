@@ -34,7 +34,8 @@ from robot_rl.sim.backends.scene_model import (
     state_columns,
     tool_orientation,
 )
-from robot_rl.sim.cameras import Camera, Renderer, Renderers
+from robot_rl.sim.backends.warp_cameras import WarpCameras
+from robot_rl.sim.cameras import BatchRenderer, Camera, Renderer, Renderers
 from robot_rl.sim.robots.robot import RobotNames
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class MujocoWarp:
             ModelError: the scene lacks what a quantity names.
             ConfigError: the engine is not installed, or there is no such device.
         """
-        self._wp, self._mjw = _packages()
+        self.wp, self.mjw = _packages()
         self.xp, self._robot = namespace_of("torch"), robot
         self.device = _device(device)
         self.model = model = compile_scene(spec, robot, quantities)
@@ -97,17 +98,19 @@ class MujocoWarp:
         self.num_overflows = 0
         """Simulations, summed over control steps, that ran out of contacts or constraint rows."""
         self._has_grown, self._next_warning = False, 0
-        self._expanded: dict[str, Array] = {}
+        self.own_fields: dict[str, Array] = {}
+        """Fields of the model of which each simulation has its own, (B, ...)."""
         self._graphs: dict[int, Any] = {}
         """Physics steps -> captured graph; 0 is `forward`."""
-        with self._wp.ScopedDevice(self.device):
-            self._m = self._mjw.put_model(model)
-            self._m.opt.warn_overflow = False  # each is counted; printing in a kernel makes threads wait
-            self._d = self._mjw.make_data(model, nworld=num_sims, **self.room)
+        with self.wp.ScopedDevice(self.device):
+            self.warp_model = self.mjw.put_model(model)
+            # Each is counted; printing in a kernel makes threads wait.
+            self.warp_model.opt.warn_overflow = False
+            self.warp_data = self.mjw.make_data(model, nworld=num_sims, **self.room)
         self._parts = self._state_parts()
         self.state_size = sum(part.shape[1] for part in self._parts)
         self._default_row = self.read_states()[:1]
-        overflow = self._mjw.OverflowType
+        overflow = self.mjw.OverflowType
         self._ran_out = int(overflow.ALL & ~(overflow.ITERATIONS | overflow.LS_ITERATIONS))
         self._overflow: Any = self.bind("overflow")
         self._qpos, self._qvel = self.bind("qpos"), self.bind("qvel")
@@ -136,27 +139,27 @@ class MujocoWarp:
         return array.to(torch.float32) if is_host and array.dtype == torch.float64 else array
 
     def bind(self, field: str) -> Array:
-        return self._wp.to_torch(getattr(self._d, field))
+        return self.wp.to_torch(getattr(self.warp_data, field))
 
     def expand(self, field: str) -> Array:
-        if field not in self._expanded:
-            follow = (name for name in _DERIVED.get(field, ()) if name not in self._expanded)
+        if field not in self.own_fields:
+            follow = (name for name in _DERIVED.get(field, ()) if name not in self.own_fields)
             names = [field, *follow]
-            with self._wp.ScopedDevice(self.device):
-                fresh = self._mjw.put_model(self.model, dict.fromkeys(names, self.num_sims))
+            with self.wp.ScopedDevice(self.device):
+                fresh = self.mjw.put_model(self.model, dict.fromkeys(names, self.num_sims))
             for name in names:
-                setattr(self._m, name, getattr(fresh, name))
-                self._expanded[name] = self._wp.to_torch(getattr(self._m, name))
+                setattr(self.warp_model, name, getattr(fresh, name))
+                self.own_fields[name] = self.wp.to_torch(getattr(self.warp_model, name))
             self._graphs.clear()
-        return self._expanded[field]
+        return self.own_fields[field]
 
     def locate(self, field: str, element: str) -> tuple[int, Array]:
         row, nominal = locate(self.model, field, element)
         return row, self.asarray(nominal)
 
     def recompute_constants(self, ids: Array) -> None:
-        with self._wp.ScopedDevice(self.device):
-            self._mjw.set_const(self._m, self._d)
+        with self.wp.ScopedDevice(self.device):
+            self.mjw.set_const(self.warp_model, self.warp_data)
 
     def step(self, num_substeps: int, mask: Array | None = None) -> Array:
         """Advances all or the masked simulations; returns which of them diverged, (B,) bool.
@@ -212,13 +215,13 @@ class MujocoWarp:
             self.num_sims,
             *self.room.values(),
         )
-        with self._wp.ScopedDevice(self.device):
-            larger = self._mjw.make_data(self.model, nworld=self.num_sims, **self.room)
+        with self.wp.ScopedDevice(self.device):
+            larger = self.mjw.make_data(self.model, nworld=self.num_sims, **self.room)
         for field in dataclasses.fields(larger):
-            old, new = getattr(self._d, field.name), getattr(larger, field.name)
-            is_array = isinstance(new, self._wp.array)
+            old, new = getattr(self.warp_data, field.name), getattr(larger, field.name)
+            is_array = isinstance(new, self.wp.array)
             if not is_array or old.shape != new.shape:  # what was handed out by `bind` stays
-                setattr(self._d, field.name, new)
+                setattr(self.warp_data, field.name, new)
         self._graphs.clear()
 
     def read_states(self) -> Array:
@@ -241,16 +244,16 @@ class MujocoWarp:
 
     def advance(self, num_substeps: int) -> None:
         """Takes physics steps, and makes the view current; as one graph on a GPU. It checks nothing."""
-        with self._wp.ScopedDevice(self.device):
+        with self.wp.ScopedDevice(self.device):
             if not self.device.startswith("cuda"):
                 self._compute(num_substeps)
                 return
             if num_substeps not in self._graphs:
                 self._graphs[num_substeps] = self._capture(lambda: self._compute(num_substeps))
-            self._wp.capture_launch(self._graphs[num_substeps])
+            self.wp.capture_launch(self._graphs[num_substeps])
 
     def _compute(self, num_substeps: int) -> None:
-        mjw, m, d = self._mjw, self._m, self._d
+        mjw, m, d = self.mjw, self.warp_model, self.warp_data
         for _ in range(num_substeps):
             mjw.step(m, d)
         mjw.fwd_kinematics(m, d)
@@ -268,7 +271,7 @@ class MujocoWarp:
         was_on = gc.isenabled()
         gc.disable()
         try:
-            with self._wp.ScopedCapture() as capture:
+            with self.wp.ScopedCapture() as capture:
                 work()
         finally:
             if was_on:
@@ -289,14 +292,16 @@ class MujocoWarp:
     def penetration_m(self, ids: Array) -> Array:
         return self.asarray(penetration_m(self.model, to_numpy(self.read_states()[ids]).astype(float)))
 
-    def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
-        """Returns what draws copies of simulations on the CPU: for films, not for thousands."""
+    def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> BatchRenderer:
+        """Returns what draws here if the cameras are the engine's; else copies on the CPU, as films want."""
+        if all(camera.by_engine for camera in cameras):
+            return WarpCameras(self, cameras)
         copies: Any = _HostCopies(self)
         return Renderers(lambda: Renderer(self.model, cameras, copies), num_threads)
 
     def host_model(self, sim: int, model: mujoco.MjModel) -> mujoco.MjModel:
         """Returns `model` with the fields that one simulation has of its own."""
-        for name, values in self._expanded.items():
+        for name, values in self.own_fields.items():
             own = getattr(model, name, None)
             if own is not None:
                 own[...] = to_numpy(values[sim]).reshape(own.shape)
