@@ -245,9 +245,10 @@ class EpisodePool:
         self._who = [(int(source), int(episode)) for source, episode in state["who"]]
         self._number = {who: number for number, who in enumerate(self._who)}
         self._seen = [np.asarray(seen, np.int64) for seen in state["seen"]]
+        lengths = [source.lengths() for source in sources]
         for number, start, length in state["places"].tolist():
             source, index = self._who[number]
-            there = int(sources[source].lengths()[index]) if index < len(sources[source]) else 0
+            there = int(lengths[source][index]) if index < len(lengths[source]) else 0
             if there < length:
                 raise CheckpointError(
                     f"pool: episode {index} of source {source} had {length} steps when the checkpoint was "
