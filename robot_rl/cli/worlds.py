@@ -14,10 +14,13 @@ from robot_rl.core.errors import ConfigError, DatasetError, nearest, require
 from robot_rl.core.files import at_home, read_json, write_json
 from robot_rl.core.room import check_room
 from robot_rl.sim.config import EnvConfig
-from robot_rl.worlds.config import WorldSettings
+from robot_rl.worlds.config import ServedConfig, WorldSettings
 
 if TYPE_CHECKING:
+    from robot_rl.telemetry.progress import ProgressDisplay
     from robot_rl.worlds.build import RealEnv
+    from robot_rl.worlds.calibration import Played
+    from robot_rl.worlds.history import History
     from robot_rl.worlds.saved import World
 
 SUMMARY = "fit a world model to recorded episodes, and measure how far it can be believed"
@@ -26,6 +29,8 @@ _HELP = """\
 Usage: robot-rl worlds fit data=<dataset>[,<dataset>...] out=<folder> [env.<setting>=...] [model.members=5]
                            [model.stride=4] [fit.updates=6000] [outcome=predicate|classifier] [curve=false]
                            [seed=0] [torch_threads=1] [lease_wait_s=0] [--json]
+       robot-rl worlds fit data=<dataset> out=<folder> served.id=<module>:<function> [served.python=<path>]
+                           [served.settings.<name>=...] [served.timeout_s=60] [served.rows=256]
        robot-rl worlds audit world=<folder> [data=<newer dataset>,...] [--json]
        robot-rl worlds imagine world=<folder> policy=<run or policy> [episodes=100] [video=2] [seed=0]
                                [settings.<name>=...] [--json]
@@ -36,6 +41,8 @@ fit      learns how the state of an env goes on from recorded episodes: of `robo
          exploration must be among them: a model of successes alone expects success. The folder is a device
          of kind `world` (robot-rl devices), which gives no lease while the model is not believed. The same
          command goes on after a kill. curve=true also draws the error against the number of episodes.
+         With served.id= nothing is learned: a model of others, in a process of its own Python, is calibrated
+         and judged in the same way, and then imagines as ours do. docs/worlds.md shows one of 15 lines.
 audit    measures the model again; with data=, whether it is surprised by newer real episodes.
 imagine  plays a policy in the model and in the env that it imitates, from the same starts, and notes the
          difference. video= films that many episodes of both, next to each other.
@@ -62,6 +69,8 @@ class FitCommand(WorldSettings):
     """New folder."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """What the episodes were recorded in; task and robot are those of the dataset."""
+    served: ServedConfig = field(default_factory=ServedConfig)
+    """A model of others, to be measured in the place of a fit."""
     curve: bool = False
     """Whether to fit models of fewer episodes too, and draw the curve."""
     seed: int = 0
@@ -71,6 +80,8 @@ class FitCommand(WorldSettings):
 
     def __post_init__(self) -> None:
         require(bool(self.data), "data", list(self.data), "folders of datasets")
+        if self.served.id is not None:
+            require(not self.curve, "curve", self.curve, "false with served.id: nothing is fitted")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
 
@@ -127,7 +138,7 @@ def _fit(words: list[str]) -> Outcome:
     import torch
 
     from robot_rl.telemetry.progress import ProgressDisplay
-    from robot_rl.worlds.build import fitted, learning_curve, read_history
+    from robot_rl.worlds.build import adopted, learning_curve, read_history
     from robot_rl.worlds.inventory import enter
     from robot_rl.worlds.plots import draw_calibration, draw_curve
 
@@ -140,15 +151,11 @@ def _fit(words: list[str]) -> Outcome:
             f"{history.num_episodes} episodes of {real.meta.task} on {real.meta.robot}, {history.steps:,} "
             f"control steps, {history.solved().mean():.0%} solved"
         )
-        with display.phase("fit", options.fit.updates, unit="updates") as progress:
-            world, played = fitted(
-                history,
-                real,
-                options,
-                seed=options.seed,
-                folder=out,
-                shown=lambda done, found: progress.update(done, note=f"error {found['held_out_error']:.3f}"),
-            )
+        if options.served.id is not None:
+            display.message(f"measures {options.served.id}, in a process of its own")
+            world, played = adopted(history, real, options, options.served, seed=options.seed)
+        else:
+            world, played = _learned(history, real, options, out, display)
         if options.curve:
             with display.phase("curve", 4, unit="models") as progress:
                 rows = learning_curve(history, options, seed=options.seed, shown=progress.update)
@@ -158,6 +165,22 @@ def _fit(words: list[str]) -> Outcome:
     enter(out)
     draw_calibration(out / "calibration.png", str(out), world.report.depths, world.calibration, played)
     return 0, _print(out, world)
+
+
+def _learned(
+    history: History, real: RealEnv, options: FitCommand, out: Path, display: ProgressDisplay
+) -> tuple[World, list[Played]]:
+    from robot_rl.worlds.build import fitted
+
+    with display.phase("fit", options.fit.updates, unit="updates") as progress:
+        return fitted(
+            history,
+            real,
+            options,
+            seed=options.seed,
+            folder=out,
+            shown=lambda done, found: progress.update(done, note=f"error {found['held_out_error']:.3f}"),
+        )
 
 
 def _keep_settings(out: Path, options: FitCommand) -> None:

@@ -47,7 +47,7 @@ _OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables that name this Python's packages."""
 _START_S, _END_S = 600.0, 5.0
 """Longest time to import and to make environments, and to end."""
-_SHARED = "/dev/shm"
+SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """A folder in memory, where there is one."""
 
 
@@ -90,13 +90,13 @@ class ProcessVectorEnv(GymVectorEnv):
         super().__init__(env_id, num_envs, autoreset=autoreset, expert=expert, envs=envs)
 
 
-def program(python: str | None) -> str:
+def program(python: str | None, *, at: str = "env.python") -> str:
     """Returns the path of a Python; None means this one. Raises `ConfigError` if it is no program."""
     path = sys.executable if python is None else os.path.expanduser(python)
     if not os.access(path, os.X_OK) or Path(path).is_dir():
         raise ConfigError(
-            f"env.python: {path!r} is no program. Give the Python of a virtual environment that has the "
-            "environment's packages: env.python=<folder>/bin/python."
+            f"{at}: {path!r} is no program. Give the Python of a virtual environment that has the needed "
+            f"packages: {at}=<folder>/bin/python."
         )
     return path
 
@@ -118,14 +118,14 @@ class Workers:
         env_id, settings, expert = what
         ends = np.linspace(0, num, count + 1).round().astype(int).tolist()
         self._rows = [range(*pair) for pair in itertools.pairwise(ends)]
-        self._memory = _unnamed_file(_SHARED if os.path.isdir(_SHARED) else None)
-        self._all: list[_Worker] = []
+        self._memory = unnamed_file(SHARED)
+        self._all: list[Worker] = []
         self.close = weakref.finalize(self, _close, self._all, self._memory)
         """Ends the processes; so does losing this object."""
         try:
             for rows in self._rows:
                 asks = json.dumps([env_id, len(rows), settings, expert]), json.dumps([num, rows.start])
-                self._all.append(_Worker(python, self._memory, asks, timeout_s, env_id))
+                self._all.append(Worker(python, self._memory, asks, timeout_s, env_id))
             self.spec: dict[str, Any] = [worker.spec() for worker in self._all][-1]
             arrays = foreign.layout(self.spec, num)
             os.truncate(self._memory, foreign.size_of(arrays))
@@ -167,23 +167,44 @@ class Workers:
         return [row for n in lost for row in self._rows[n]]
 
 
-class _Worker:
-    """One process."""
+class Worker:
+    """One process of another Python, with a pipe and shared memory."""
 
-    def __init__(self, python: str, memory: int, asks: tuple[str, str], timeout_s: float, name: str) -> None:
+    def __init__(
+        self,
+        python: str,
+        memory: int,
+        asks: Sequence[str],
+        timeout_s: float,
+        name: str,
+        *,
+        serves: str = foreign.__file__,
+        setting: str = "env.timeout_s",
+    ) -> None:
+        """Starts it.
+
+        Args:
+            python: path of its Python.
+            memory: file descriptor of the shared arrays.
+            asks: its first message, which `spec` answers, and that which makes it use the arrays.
+            timeout_s: longest time of an answer.
+            name: of what it serves, for messages.
+            serves: path of the program, which gets the descriptors of the pipe and of the memory.
+            setting: that of `timeout_s`.
+        """
         self._python, self._memory, self._asks, self._timeout_s = python, memory, asks, timeout_s
-        self._name, self._failures = name, 0
+        self._name, self._serves, self._setting, self._failures = name, serves, setting, 0
         self._start()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self._log = _unnamed_file()
+        self._log = unnamed_file()
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # so that it can be emptied meanwhile
         variables = {name: value for name, value in os.environ.items() if name not in _OF_THIS_PYTHON}
         with theirs:
             fds = (theirs.fileno(), self._memory)
             self._process = subprocess.Popen(
-                [self._python, foreign.__file__, *map(str, fds)],
+                [self._python, self._serves, *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -198,14 +219,14 @@ class _Worker:
         """Returns what the environments are; raises `EnvError` if they cannot be made."""
         answer = self._answer(_START_S)
         if answer is None:
-            raise EnvError("config", f"{self._name}: with {self._python}, {self._end()}")
+            raise EnvError("config", f"{self._name}: with {self._python}, {self.end()}")
         return answer["spec"]
 
     def share(self) -> None:
         """Makes it use the shared arrays."""
         self.send(self._asks[1].encode())
         if self._answer(_START_S) is None:
-            raise EnvError("env", f"{self._name}: {self._end()}")
+            raise EnvError("env", f"{self._name}: {self.end()}")
 
     def send(self, what: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended: there will be no answer
@@ -237,7 +258,7 @@ class _Worker:
     def restart(self) -> None:
         """Starts it again; raises `EnvError` if it has failed too often since it last answered."""
         self._failures += 1
-        end = self._end()
+        end = self.end()
         if self._failures > _RESTARTS:
             raise EnvError("env", f"{self._name}: {_RESTARTS} restarts did not help: {end}")
         logger.warning("%s: %s It is started again, its episodes are cut off.", self._name, end)
@@ -250,13 +271,15 @@ class _Worker:
         self.send(str(i).encode())
         answer = self._answer(self._timeout_s)
         if answer is None:
-            raise EnvError("render", f"{self._name}: {self._end()}")
+            raise EnvError("render", f"{self._name}: {self.end()}")
         return np.frombuffer(self._pipe.recv_bytes(), np.uint8).reshape(answer["shape"])
 
-    def _end(self) -> str:
+    def end(self) -> str:
         """Returns how it ended, with the last lines that it printed."""
         if self._is_late:
-            return f"a process did not answer within {self._timeout_s:g} s (env.timeout_s).{self._printed()}"
+            return (
+                f"a process did not answer within {self._timeout_s:g} s ({self._setting}).{self._printed()}"
+            )
         return f"a process ended with code {self._process.wait()}.{self._printed()}"
 
     def _printed(self) -> str:
@@ -275,13 +298,13 @@ class _Worker:
         os.close(self._log)
 
 
-def _close(workers: Sequence[_Worker], memory: int) -> None:
+def _close(workers: Sequence[Worker], memory: int) -> None:
     for worker in workers:
         worker.close()
     os.close(memory)
 
 
-def _unnamed_file(folder: str | None = None) -> int:
+def unnamed_file(folder: str | None = None) -> int:
     """Returns the descriptor of a new file without a name: it is gone when the last process has ended."""
     file, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)

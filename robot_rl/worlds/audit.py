@@ -16,7 +16,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.calibration import Calibration, Played, played_by_depth
 from robot_rl.worlds.config import TrustConfig
-from robot_rl.worlds.ensemble import Ensemble
+from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.env import ImaginedConfig, WorldEnv
 from robot_rl.worlds.fit import open_loop
 from robot_rl.worlds.history import AUDIT, CALIBRATION, Array, History, Windows
@@ -28,7 +28,7 @@ _BATCH = 128
 
 
 def measured(
-    model: Ensemble,
+    model: Dynamics,
     outcome: Outcome,
     history: History,
     *,
@@ -57,7 +57,7 @@ def measured(
         meta=history.meta,
         env=env,
         horizon=horizon,
-        model=model.eval(),
+        model=model,
         outcome=outcome,
         calibration=calibration,
         history=history,

@@ -17,11 +17,12 @@ from robot_rl.data.episodes import EpisodesMeta, episodes_meta
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.audit import measured
 from robot_rl.worlds.calibration import Played
-from robot_rl.worlds.config import WorldSettings
-from robot_rl.worlds.fit import Fitter, new_model
+from robot_rl.worlds.config import ServedConfig, WorldSettings
+from robot_rl.worlds.fit import Fitter, check_enough, new_model
 from robot_rl.worlds.history import TRAIN, History
 from robot_rl.worlds.outcome import outcome_of
 from robot_rl.worlds.saved import World
+from robot_rl.worlds.served import Served
 
 _CHECKPOINT = ".fitting.pt"
 _CHECKPOINT_S = 30.0
@@ -108,6 +109,25 @@ def fitted(
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return found
+
+
+def adopted(
+    history: History, real: RealEnv, settings: WorldSettings, served: ServedConfig, *, seed: int
+) -> tuple[World, list[Played]]:
+    """Calibrates and audits a model of others, as `fitted` does ours; nothing is learned.
+
+    Raises:
+        DatasetError: too few episodes.
+        ConfigError: no such model, or one of something else.
+        ModelError: it fails.
+    """
+    model = Served(served, real.meta)
+    check_enough(history, model.config.stride)
+    model.fit_scales(history, history.split(TRAIN))
+    outcome = outcome_of(history, settings.outcome, seed=seed)
+    return measured(
+        model, outcome, history, env=real.env, horizon=real.horizon, limits=settings.trust, version=1
+    )
 
 
 def learning_curve(

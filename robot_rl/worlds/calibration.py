@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.core.errors import DatasetError, require
-from robot_rl.worlds.ensemble import Ensemble
+from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.fit import MIN_WINDOWS, open_loop
 from robot_rl.worlds.history import Array, Windows
 
@@ -42,7 +42,7 @@ class Calibration:
     """Of the gate."""
 
     @classmethod
-    def fit(cls, model: Ensemble, windows: Windows, *, quantile: float, seed: int = 0) -> Calibration:
+    def fit(cls, model: Dynamics, windows: Windows, *, quantile: float, seed: int = 0) -> Calibration:
         """Measures scales on windows that reach the largest depth, of episodes that were not learned from.
 
         Raises:
@@ -118,7 +118,7 @@ class Played:
     """(N,): how far the state has moved since the beginning, in the same units: what a guess has for free."""
 
 
-def played_by_depth(model: Ensemble, windows: Windows, seed: int) -> list[Played]:
+def played_by_depth(model: Dynamics, windows: Windows, seed: int) -> list[Played]:
     """Plays windows open loop and returns what was found at each of `DEPTHS` that has enough of them."""
     rng, k, played = np.random.default_rng(seed), model.config.stride, list[Played]()
     moving = model.moves.bool().cpu().numpy()

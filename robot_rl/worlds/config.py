@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from robot_rl.core.errors import require
 
@@ -24,6 +24,28 @@ class EnsembleConfig:
         require(self.width >= 8, "model.width", self.width, "8 or more")
         require(1 <= self.depth <= 12, "model.depth", self.depth, "1 to 12")
         require(1 <= self.stride <= 32, "model.stride", self.stride, "1 to 32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedConfig:
+    """A model of others, which a process of another Python serves; it is measured as ours are."""
+
+    id: str | None = None
+    """`module:function` that returns the model; None: ours."""
+    python: str | None = None
+    """Path of its Python; this one if null."""
+    settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Arguments of the function."""
+    timeout_s: float = 60.0
+    """Longest time of a prediction."""
+    rows: int = 256
+    """Most rows of a prediction; more are asked for one part after the other."""
+
+    def __post_init__(self) -> None:
+        is_name = self.id is None or all(self.id.partition(":"))
+        require(is_name, "served.id", self.id, "module:function, or null")
+        require(self.timeout_s > 0, "served.timeout_s", self.timeout_s, "above 0")
+        require(self.rows >= 1, "served.rows", self.rows, "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

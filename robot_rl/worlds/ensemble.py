@@ -17,41 +17,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robot_rl.worlds.config import EnsembleConfig
+from robot_rl.worlds.dynamics import Prediction, Scaled, tensors_of
 from robot_rl.worlds.history import Array, Window
 
 LOG_STD_RANGE = (-6.0, 1.0)
 """Of a prediction's standard deviation, in units of the change in a whole stride."""
-_STD_FLOOR = 1e-4
 _RIDGE = 1e-3
 _SMALL = 0.1
 """Of the weights behind the hidden layers at first."""
-_SCALE_FLOOR = 1e-3
-"""Metres, radians or metres per second: changes below it are of no consequence, and are not to be learned."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What every member says."""
-
-    mean: Tensor
-    """(M, B, S): states."""
-    std: Tensor
-    """(M, B, S): of each member's own noise; 0 where copied."""
-    spread: Tensor
-    """(B, S): standard deviation of the members' means, in units of `scale`; 0 where copied."""
-    uncertainty: Tensor
-    """(B,): root of the mean square of `spread` over what is predicted."""
-
-
-class _Layer(nn.Module):
+class Layer(nn.Module):
     """One linear layer of every member, with layer norm and SiLU behind it if `is_hidden`."""
 
     def __init__(
@@ -77,66 +60,27 @@ class _Layer(nn.Module):
         return nn.functional.silu(y * self.gain + self.shift)
 
 
-class Ensemble(nn.Module):
+class Ensemble(Scaled):
     """M independent members; see the module."""
 
     def __init__(self, config: EnsembleConfig, state_dim: int, action_dim: int, *, seed: int = 0) -> None:
-        super().__init__()
-        self.config, self.state_dim, self.action_dim = config, state_dim, action_dim
+        super().__init__(state_dim, action_dim, stride=config.stride)
+        self.config = config
         k, rng = config.stride, torch.Generator().manual_seed(seed)
         inputs = 2 * state_dim + 2 * k * action_dim + k + 1
         sizes = [inputs, *[config.width] * config.depth, 2 * state_dim]
         self.layers = nn.ModuleDict()
         self.layers["hidden"] = nn.Sequential(
             *(
-                _Layer(config.members, fan_in, fan_out, is_hidden=True, rng=rng)
+                Layer(config.members, fan_in, fan_out, is_hidden=True, rng=rng)
                 for fan_in, fan_out in itertools.pairwise(sizes[:-1])
             )
         )
-        out = _Layer(config.members, config.width, sizes[-1], is_hidden=False, rng=rng)
+        out = Layer(config.members, config.width, sizes[-1], is_hidden=False, rng=rng)
         self.layers["out"] = out
         with torch.no_grad():  # the linear map says most of it at first
             out.weight.mul_(_SMALL)
-        self.layers["straight"] = _Layer(config.members, inputs, state_dim, is_hidden=False, rng=rng)
-        for name, value in (
-            ("centre", torch.zeros(state_dim)),
-            ("spread_of_states", torch.ones(state_dim)),
-            ("scale", torch.ones(state_dim)),
-            ("prefix", torch.ones(k, state_dim)),
-            ("moves", torch.ones(state_dim)),
-        ):
-            self.register_buffer(name, value)
-        self.centre: Tensor
-        self.spread_of_states: Tensor
-        self.scale: Tensor
-        """(S,): standard deviation of the change in a whole stride; the unit of errors and uncertainties."""
-        self.prefix: Tensor
-        """(k, S): of the change in 1 to k control steps, in that unit."""
-        self.moves: Tensor
-        """(S,): 1 where the state is predicted, 0 where it is copied."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.centre.device
-
-    def fit_scales(self, states: Array, starts: Array, later: Array, within: Array) -> None:
-        """Measures the scales of states and of their changes.
-
-        Args:
-            states: (N, S).
-            starts: (n,) rows of states.
-            later: (k, n) rows 1 to k control steps later.
-            within: (N, S): each state minus the first of its episode; what is always 0 is copied.
-        """
-        k = self.config.stride
-        self.centre.copy_(torch.from_numpy(states.mean(axis=0)))
-        self.spread_of_states.copy_(torch.from_numpy(np.maximum(states.std(axis=0), _STD_FLOOR)))
-        change = np.stack([states[later[m]] - states[starts] for m in range(k)])
-        size = np.sqrt((change.astype(np.float64) ** 2).mean(axis=1))
-        scale = np.maximum(size[-1], _SCALE_FLOOR)
-        self.scale.copy_(torch.from_numpy(scale))
-        self.prefix.copy_(torch.from_numpy(np.clip(size / scale, 0.05, None)))
-        self.moves.copy_(torch.from_numpy((np.abs(within).max(axis=0) > 1e-6).astype(np.float32)))
+        self.layers["straight"] = Layer(config.members, inputs, state_dim, is_hidden=False, rng=rng)
 
     @torch.no_grad()
     def fit_straight(self, x_MNF: Tensor, change_MNS: Tensor) -> None:
@@ -184,18 +128,11 @@ class Ensemble(nn.Module):
 
         Args: actions: (B, k, A); steps: (B,) int64, m of each row, 1 to k.
         """
-        given = {name: torch.from_numpy(value).to(self.device) for name, value in vars(window).items()}
+        given = tensors_of(window, self.device)
         m = torch.from_numpy(steps).to(self.device)
         x = self.inputs(given, torch.from_numpy(actions).to(self.device), m)
         change, log_std = self.outputs(x.expand(self.config.members, *x.shape), m)
-        spread = ((change - change.mean(dim=0)).square().sum(dim=0) / (self.config.members - 1)).sqrt()
-        count = self.moves.sum().clamp(min=1.0)
-        return Prediction(
-            mean=given["state"] + change * self.scale,
-            std=log_std.exp() * self.scale * self.moves,
-            spread=spread,
-            uncertainty=(spread.square().sum(dim=-1) / count).sqrt(),
-        )
+        return self.prediction(given["state"], change, log_std.exp())
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `Ensemble` is made from again."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.worlds.config import EnsembleConfig, FitConfig
+from robot_rl.worlds.dynamics import Dynamics, tensors_of
 from robot_rl.worlds.ensemble import Ensemble
 from robot_rl.worlds.history import AUDIT, CALIBRATION, TRAIN, Array, History, Window, Windows
 
@@ -60,10 +61,7 @@ class Fitter:
         test = Windows(history, held_out, stride=k, strides=config.ahead)
         self._tests = test, np.random.default_rng(0).choice(test.rows, min(_TESTED, len(test)), replace=False)
         if float(model.spread_of_states.sum()) == model.state_dim:  # as it was made
-            rows = np.isin(history.episode, train)
-            within = (history.state - history.state[history.first[history.episode]])[rows]
-            later = np.stack([self._one.rows + m for m in range(1, k + 1)])
-            model.fit_scales(history.state, self._one.rows, later, within)
+            model.fit_scales(history, train)
             self._fit_straight()
         self._optimiser = torch.optim.AdamW(
             model.parameters(), lr=config.lr, weight_decay=config.weight_decay
@@ -112,7 +110,7 @@ class Fitter:
         shape = (model.config.members, _STRAIGHT)
         rows = self._one.rows[self._rng.integers(0, len(self._one), shape)].reshape(-1)
         steps = self._rng.integers(1, k + 1, len(rows))
-        window = _tensors(self._one.at(rows), model.device)
+        window = tensors_of(self._one.at(rows), model.device)
         actions = torch.from_numpy(self._one.actions(rows)).to(model.device)
         x = model.inputs(window, actions, torch.from_numpy(steps).to(model.device))
         after = torch.from_numpy(self._one.states(rows, steps)).to(model.device)
@@ -133,7 +131,7 @@ class Fitter:
         model, k = self.model, self.model.config.stride
         members, batch = rows.shape
         flat = rows.reshape(-1)
-        window = _tensors(windows.at(flat), model.device)
+        window = tensors_of(windows.at(flat), model.device)
         window["state"] = window["state"] + self._noise(window["state"])
         loss = torch.zeros((), device=model.device)
         for number in range(strides):
@@ -223,8 +221,7 @@ def beta_nll(change: Tensor, log_std: Tensor, needed: Tensor, moves: Tensor) -> 
     return weighted.sum(dim=-1).mean(dim=-1).sum() / moves.sum().clamp(min=1.0)
 
 
-@torch.no_grad()
-def open_loop(model: Ensemble, windows: Windows, rows: Array) -> tuple[Array, Array, Array]:
+def open_loop(model: Dynamics, windows: Windows, rows: Array) -> tuple[Array, Array, Array]:
     """Plays the windows' actions in every member, from the state in which they begin to the last stride.
 
     Returns:
@@ -232,37 +229,28 @@ def open_loop(model: Ensemble, windows: Windows, rows: Array) -> tuple[Array, Ar
         each member's errors; the members' disagreement about what follows that member's state; the deviation
         that it states itself.
     """
-    k, members = model.config.stride, model.config.members
-    moving = model.moves.bool()
+    k, members, count = model.config.stride, model.config.members, len(rows)
+    moving = model.moves.bool().cpu().numpy()
+    scale = model.scale.cpu().numpy()[moving]
     errors, spreads, stds = [], [], []
-    first = _tensors(windows.at(rows), model.device)
-    window = {name: value.expand(members, *value.shape).flatten(0, 1) for name, value in first.items()}
-    m = torch.full((members * len(rows),), k, dtype=torch.int64, device=model.device)
+    first, own = windows.at(rows), np.arange(members)
+    window = Window(**{name: np.concatenate([value] * members) for name, value in vars(first).items()})
+    m = np.full(members * count, k, np.int64)
     for number in range(windows.strides):
-        actions = torch.from_numpy(windows.actions(rows, number)).to(model.device)
-        actions = actions.expand(members, *actions.shape).flatten(0, 1)
-        x = model.inputs(window, actions, m)
+        actions = np.tile(windows.actions(rows, number), (members, 1, 1))
         # Every member sees every member's state, so that the disagreement is that about one state.
-        change, log_std = model.outputs(x.expand(members, *x.shape), m)
-        spread = change.view(members, members, len(rows), -1).std(dim=0)
-        own = torch.arange(members, device=model.device)
-        mine = change.view(members, members, len(rows), -1)[own, own]
-        log_std = log_std.view(members, members, len(rows), -1)[own, own]
-        after = window["state"].view(members, len(rows), -1) + mine * model.scale
-        target = torch.from_numpy(windows.states(rows, (number + 1) * k)).to(model.device)
-        errors.append(((after - target) / model.scale)[..., moving].cpu().numpy())
-        spreads.append(spread[..., moving].cpu().numpy())
-        stds.append((log_std.exp()[..., moving]).cpu().numpy())
-        window = {
-            "state": after.flatten(0, 1),
-            "past_state": window["state"],
-            "past_action": actions,
-            "has_past": torch.ones_like(window["has_past"]),
-        }
+        found = model.predict(window, actions, m)
+        mean, std, spread = (part.cpu().numpy() for part in (found.mean, found.std, found.spread))
+        after = mean.reshape(members, members, count, -1)[own, own]
+        std = std.reshape(members, members, count, -1)[own, own]
+        target = windows.states(rows, (number + 1) * k)
+        errors.append((after - target)[..., moving] / scale)
+        spreads.append(spread.reshape(members, count, -1)[..., moving])
+        stds.append(std[..., moving] / scale)
+        window = Window(
+            state=after.reshape(members * count, -1),
+            past_state=window.state,
+            past_action=actions,
+            has_past=np.ones_like(window.has_past),
+        )
     return np.stack(errors), np.stack(spreads), np.stack(stds)
-
-
-def _tensors(window: Window, device: torch.device) -> dict[str, Tensor]:
-    return {
-        name: torch.from_numpy(np.ascontiguousarray(value)).to(device) for name, value in vars(window).items()
-    }

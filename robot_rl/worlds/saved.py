@@ -22,11 +22,13 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.calibration import Calibration
-from robot_rl.worlds.config import EnsembleConfig, TrustConfig
+from robot_rl.worlds.config import EnsembleConfig, ServedConfig, TrustConfig
+from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.ensemble import Ensemble
 from robot_rl.worlds.history import History
 from robot_rl.worlds.inventory import HEAD, REMEDY, env_of, head_of
 from robot_rl.worlds.outcome import ClassifierOutcome, Outcome, PredicateOutcome, state_of
+from robot_rl.worlds.served import Served
 from robot_rl.worlds.trust import TrustReport
 
 _OF_HISTORY = ("state", "action", "success", "episode", "first", "last", "ended")
@@ -41,7 +43,7 @@ class World:
     """The real env that it imitates: evaluations are made there."""
     horizon: int
     """Control steps of a real episode."""
-    model: Ensemble
+    model: Dynamics
     outcome: Outcome
     calibration: Calibration
     history: History
@@ -91,14 +93,13 @@ def load_world(folder: str | Path, *, device: str = "cpu") -> World:
     """Reads a world model.
 
     Raises:
-        CheckpointError: none is there, or it is damaged.
+        CheckpointError: none is there, or it is damaged, or another one is served than was measured.
+        ConfigError: it is one of others, which cannot be served here.
     """
     path = Path(at_home(str(folder)))
     head = head_of(path)
     meta = build(EpisodesMeta, head["meta"])
-    sizes = dict(head["model"])
-    state_dim, action_dim = sizes.pop("state_dim"), sizes.pop("action_dim")
-    model = Ensemble(EnsembleConfig(**sizes), state_dim, action_dim)
+    model = _model(dict(head["model"]), meta)
     try:
         model.load_state_dict(load_file(path / "model.safetensors"))
         with np.load(path / "arrays.npz") as arrays:
@@ -121,6 +122,15 @@ def load_world(folder: str | Path, *, device: str = "cpu") -> World:
         limits=build(TrustConfig, head["limits"]),
         report=build(TrustReport, head["report"]),
     )
+
+
+def _model(sizes: dict[str, Any], meta: EpisodesMeta) -> Ensemble | Served:
+    """Returns the model that `to_json` described, without its weights and scales."""
+    if sizes.get("kind") == Served.kind:
+        version, _ = sizes.pop("version"), sizes.pop("kind")
+        return Served(build(ServedConfig, sizes), meta, version=version)
+    state_dim, action_dim = sizes.pop("state_dim"), sizes.pop("action_dim")
+    return Ensemble(EnsembleConfig(**sizes), state_dim, action_dim)
 
 
 def _outcome(kind: str, meta: EpisodesMeta, folder: Path) -> Outcome:
