@@ -75,7 +75,7 @@ class Served(Scaled):
             if version is not None and version != self.version:
                 raise CheckpointError(
                     f"{self._at}: the model says version {self.version!r}, but {version!r} was measured. "
-                    "Serve that again, or measure the new one: robot-rl worlds fit served.id=... out=<folder>."
+                    "Serve that again, or measure this one: robot-rl worlds fit served.id=... out=<folder>."
                 )
             self.config = ServedSize(spec["members"], spec["stride"])
             layout = self._layout(served.rows)

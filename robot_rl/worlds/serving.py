@@ -66,7 +66,7 @@ def serve(host: Connection, memory: int) -> None:
             if answer.shape != into.shape:
                 raise ServingError(
                     "env",
-                    f"predict: {name} is of shape {answer.shape}, allowed: {into.shape}: members, rows, state.",
+                    f"predict: {name} is of shape {answer.shape}, allowed: {into.shape}.",
                 )
             into[:] = answer
         host.send_bytes(b"")
