@@ -10,20 +10,25 @@ from robot_rl.core.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleConfig:
-    """Size of the ensemble."""
+    """Kind and size of the model; every kind has several members."""
 
+    kind: Literal["ensemble", "diffusion"] = "ensemble"
+    """Networks that predict a state (`ensemble.py`), or draw all states of a stride (`diffusion.py`)."""
     members: int = 5
     width: int = 200
     depth: int = 4
     """Hidden layers."""
     stride: int = 4
-    """k: control steps that are predicted at once."""
+    """k: control steps that are predicted at once; 16 or so for `diffusion`."""
+    denoise: int = 4
+    """Steps from noise to a stride, of `diffusion`."""
 
     def __post_init__(self) -> None:
         require(2 <= self.members <= 64, "model.members", self.members, "2 to 64: one has no disagreement")
         require(self.width >= 8, "model.width", self.width, "8 or more")
         require(1 <= self.depth <= 12, "model.depth", self.depth, "1 to 12")
         require(1 <= self.stride <= 32, "model.stride", self.stride, "1 to 32")
+        require(1 <= self.denoise <= 100, "model.denoise", self.denoise, "1 to 100")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,8 @@ class FitConfig:
     lr: float = 1e-3
     weight_decay: float = 1e-5
     ahead: int = 4
-    """Strides that a member goes on from its own predictions, in the last part."""
+    """Strides that a member goes on from its own predictions, in the last part, and after which held-out
+    errors choose weights; `diffusion` learns single strides alone."""
     ahead_from: float = 0.7
     """Share of the updates after which that begins."""
     noise: float = 0.01

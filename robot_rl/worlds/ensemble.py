@@ -60,6 +60,38 @@ class Layer(nn.Module):
         return nn.functional.silu(y * self.gain + self.shift)
 
 
+def num_inputs(stride: int, state_dim: int, action_dim: int) -> int:
+    """Returns F of `window_inputs`."""
+    return 2 * state_dim + 2 * stride * action_dim + stride + 1
+
+
+def window_inputs(model: Scaled, window: Mapping[str, Tensor], actions: Tensor, steps: Tensor) -> Tensor:
+    """Returns the inputs (B, F) of a member: `window` as in `Window`, actions (B, k, A), steps m (B,)."""
+    k = len(model.prefix)
+    state, past = window["state"], window["past_state"]
+    used = (torch.arange(k, device=state.device) < steps[:, None])[..., None]
+    return torch.cat(
+        [
+            (state - model.centre) / model.spread_of_states,
+            (state - past) / model.scale,
+            window["past_action"].flatten(1),
+            (actions * used).flatten(1),
+            nn.functional.one_hot(steps - 1, k).to(state.dtype),
+            window["has_past"].to(state.dtype)[:, None],
+        ],
+        dim=1,
+    )
+
+
+def ridge(x_MNF: Tensor, y_MNS: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns weight (M, F, S) and bias (M, 1, S) of each member's ridge regression."""
+    centre, target = x_MNF.mean(dim=1, keepdim=True), y_MNS.mean(dim=1, keepdim=True)
+    x, y = (x_MNF - centre).double(), (y_MNS - target).double()
+    penalty = _RIDGE * x.shape[1] * torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
+    weight = torch.linalg.solve(x.mT @ x + penalty, x.mT @ y).to(y_MNS.dtype)
+    return weight, target - centre @ weight
+
+
 class Ensemble(Scaled):
     """M independent members; see the module."""
 
@@ -67,7 +99,7 @@ class Ensemble(Scaled):
         super().__init__(state_dim, action_dim, stride=config.stride)
         self.config = config
         k, rng = config.stride, torch.Generator().manual_seed(seed)
-        inputs = 2 * state_dim + 2 * k * action_dim + k + 1
+        inputs = num_inputs(k, state_dim, action_dim)
         sizes = [inputs, *[config.width] * config.depth, 2 * state_dim]
         self.layers = nn.ModuleDict()
         self.layers["hidden"] = nn.Sequential(
@@ -86,29 +118,13 @@ class Ensemble(Scaled):
     def fit_straight(self, x_MNF: Tensor, change_MNS: Tensor) -> None:
         """Puts each member's linear map at the ridge solution of its windows; changes are in `scale`."""
         straight: Any = self.layers["straight"]
-        centre, target = x_MNF.mean(dim=1, keepdim=True), change_MNS.mean(dim=1, keepdim=True)
-        x, y = (x_MNF - centre).double(), (change_MNS - target).double()
-        ridge = _RIDGE * x.shape[1] * torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
-        weight = torch.linalg.solve(x.mT @ x + ridge, x.mT @ y).to(change_MNS.dtype)
+        weight, bias = ridge(x_MNF, change_MNS)
         straight.weight.copy_(weight)
-        straight.bias.copy_(target - centre @ weight)
+        straight.bias.copy_(bias)
 
     def inputs(self, window: Mapping[str, Tensor], actions: Tensor, steps: Tensor) -> Tensor:
-        """Returns the inputs (B, F) of a member: `window` as in `Window`, actions (B, k, A), steps m (B,)."""
-        k = self.config.stride
-        state, past = window["state"], window["past_state"]
-        used = (torch.arange(k, device=state.device) < steps[:, None])[..., None]
-        return torch.cat(
-            [
-                (state - self.centre) / self.spread_of_states,
-                (state - past) / self.scale,
-                window["past_action"].flatten(1),
-                (actions * used).flatten(1),
-                nn.functional.one_hot(steps - 1, k).to(state.dtype),
-                window["has_past"].to(state.dtype)[:, None],
-            ],
-            dim=1,
-        )
+        """Returns the inputs (B, F) of a member; see `window_inputs`."""
+        return window_inputs(self, window, actions, steps)
 
     def outputs(self, x_MBF: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and logarithm of the deviation of the change, (M, B, S), in units of `scale`.

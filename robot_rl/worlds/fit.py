@@ -1,9 +1,10 @@
-"""Fits an ensemble to real experience, by likelihood, and keeps what predicts held-out episodes best.
+"""Fits a model to real experience, by likelihood, and keeps what predicts held-out episodes best.
 
 First single strides, of which any number of control steps may be asked; then, in the last part of the
 updates, several strides at a time, in which a member goes on from its own prediction (RWM, arXiv 2501.10100).
 The likelihood is beta-NLL (Seitzer et al. 2022, equation 9, beta 0.5), in which errors of sure predictions do
-not hide those of unsure ones. B rows, M members, k control steps of a stride.
+not hide those of unsure ones. `Diffusion` learns single strides, by its own loss.
+B rows, M members, k control steps of a stride.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.worlds.config import EnsembleConfig, FitConfig
+from robot_rl.worlds.diffusion import Diffusion, Learned, untrained
 from robot_rl.worlds.dynamics import Dynamics, tensors_of
 from robot_rl.worlds.ensemble import Ensemble
 from robot_rl.worlds.history import AUDIT, CALIBRATION, TRAIN, Array, History, Window, Windows
@@ -33,10 +35,10 @@ _TESTED = 1024
 
 
 class Fitter:
-    """Takes updates of an ensemble; `state_dict` and `load_state_dict` go on exactly."""
+    """Takes updates of a model; `state_dict` and `load_state_dict` go on exactly."""
 
     def __init__(
-        self, model: Ensemble, history: History, config: FitConfig, *, seed: int, train: Array | None = None
+        self, model: Learned, history: History, config: FitConfig, *, seed: int, train: Array | None = None
     ) -> None:
         """Measures the scales of a model that has not learned yet, and finds the windows.
 
@@ -85,12 +87,15 @@ class Fitter:
     def update(self) -> Tensor:
         """Takes one update of all members; returns the loss."""
         config, at = self.config, self.updates / self.config.updates
-        is_long = at >= config.ahead_from
+        is_long = at >= config.ahead_from and not isinstance(self.model, Diffusion)
         for group in self._optimiser.param_groups:  # a cosine, to a hundredth
             group["lr"] = config.lr * (0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * at)))
         windows = self._many if is_long else self._one
         rows = self._drawn(windows)
-        loss = self._loss(windows, rows, config.ahead if is_long else 1)
+        if isinstance(self.model, Diffusion):
+            loss = self._flow_loss(self.model, rows)
+        else:
+            loss = self._loss(self.model, windows, rows, config.ahead if is_long else 1)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self._optimiser.step()
@@ -109,12 +114,13 @@ class Fitter:
         model, k = self.model, self.model.config.stride
         shape = (model.config.members, _STRAIGHT)
         rows = self._one.rows[self._rng.integers(0, len(self._one), shape)].reshape(-1)
-        steps = self._rng.integers(1, k + 1, len(rows))
-        window = tensors_of(self._one.at(rows), model.device)
-        actions = torch.from_numpy(self._one.actions(rows)).to(model.device)
-        x = model.inputs(window, actions, torch.from_numpy(steps).to(model.device))
-        after = torch.from_numpy(self._one.states(rows, steps)).to(model.device)
-        change = (after - window["state"]) / model.scale
+        window, actions, changes = self._strides(rows)
+        if isinstance(model, Diffusion):
+            model.fit_straight(window, actions, changes)
+            return
+        steps = torch.from_numpy(self._rng.integers(1, k + 1, len(rows))).to(model.device)
+        x = model.inputs(window, actions, steps)
+        change = changes[torch.arange(len(rows), device=model.device), steps - 1]
         model.fit_straight(x.view(*shape, -1), change.view(*shape, -1))
 
     def _drawn(self, windows: Windows) -> Array:
@@ -127,8 +133,30 @@ class Fitter:
             rows = np.where(self._rng.random(shape) < self.config.recent, newest, rows)
         return rows
 
-    def _loss(self, windows: Windows, rows: Array, strides: int) -> Tensor:
+    def _flow_loss(self, model: Diffusion, rows: Array) -> Tensor:
+        """Returns the loss of single strides; half of the rows know all actions, the others the first m."""
+        (members, batch), k, flat = rows.shape, model.config.stride, rows.reshape(-1)
+        steps = self._rng.integers(1, k + 1, len(flat))
+        m = torch.from_numpy(np.where(self._rng.random(len(flat)) < 0.5, k, steps)).to(model.device)
+        window, actions, changes = self._strides(flat)
+        window["state"] = window["state"] + self._noise(window["state"])
+        x = model.inputs(window, actions, m).view(members, batch, -1)
+        drawn = self._rng.standard_normal((members, batch, k * model.state_dim)).astype(np.float32)
+        t = self._rng.random((members, batch, 1)).astype(np.float32)
+        noise, share = (torch.from_numpy(part).to(model.device) for part in (drawn, t))
+        return model.loss(x, m.view(members, batch), changes.view(members, batch, k, -1), noise, share)
+
+    def _strides(self, rows: Array) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Returns windows, actions (n, k, A), and changes (n, k, S) after 1 to k control steps."""
         model, k = self.model, self.model.config.stride
+        window = tensors_of(self._one.at(rows), model.device)
+        actions = torch.from_numpy(self._one.actions(rows)).to(model.device)
+        later = np.stack([self._one.states(rows, step) for step in range(1, k + 1)], axis=1)
+        changes = (torch.from_numpy(later).to(model.device) - window["state"][:, None]) / model.scale
+        return window, actions, changes
+
+    def _loss(self, model: Ensemble, windows: Windows, rows: Array, strides: int) -> Tensor:
+        k = model.config.stride
         members, batch = rows.shape
         flat = rows.reshape(-1)
         window = tensors_of(windows.at(flat), model.device)
@@ -190,9 +218,9 @@ class Fitter:
         self.updates = int(state["updates"])
 
 
-def new_model(config: EnsembleConfig, history: History, *, seed: int) -> Ensemble:
-    """Returns an ensemble for a history, before it learned anything."""
-    return Ensemble(config, history.state.shape[1], history.action.shape[1], seed=seed)
+def new_model(config: EnsembleConfig, history: History, *, seed: int) -> Learned:
+    """Returns a model for a history, before it learned anything."""
+    return untrained(config, history.state.shape[1], history.action.shape[1], seed=seed)
 
 
 def check_enough(history: History, stride: int) -> None:

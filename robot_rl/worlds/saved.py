@@ -23,8 +23,8 @@ from robot_rl.data.fit import misfit
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.calibration import Calibration
 from robot_rl.worlds.config import EnsembleConfig, ServedConfig, TrustConfig
+from robot_rl.worlds.diffusion import Learned, untrained
 from robot_rl.worlds.dynamics import Dynamics
-from robot_rl.worlds.ensemble import Ensemble
 from robot_rl.worlds.history import History
 from robot_rl.worlds.inventory import HEAD, REMEDY, env_of, head_of
 from robot_rl.worlds.outcome import ClassifierOutcome, Outcome, PredicateOutcome, state_of
@@ -124,13 +124,13 @@ def load_world(folder: str | Path, *, device: str = "cpu") -> World:
     )
 
 
-def _model(sizes: dict[str, Any], meta: EpisodesMeta) -> Ensemble | Served:
+def _model(sizes: dict[str, Any], meta: EpisodesMeta) -> Learned | Served:
     """Returns the model that `to_json` described, without its weights and scales."""
     if sizes.get("kind") == Served.kind:
         version, _ = sizes.pop("version"), sizes.pop("kind")
         return Served(build(ServedConfig, sizes), meta, version=version)
     state_dim, action_dim = sizes.pop("state_dim"), sizes.pop("action_dim")
-    return Ensemble(EnsembleConfig(**sizes), state_dim, action_dim)
+    return untrained(EnsembleConfig(**sizes), state_dim, action_dim)
 
 
 def _outcome(kind: str, meta: EpisodesMeta, folder: Path) -> Outcome:

@@ -50,7 +50,7 @@ def test_members_are_independent(history: History) -> None:
     model = Ensemble(SMALL, 4, 2)
     fitter = Fitter(model, history, FIT, seed=0)
     before = [layer.clone() for layer in model.layers.parameters()]
-    loss = fitter._loss(fitter._one, np.zeros((3, 8), np.int64) + fitter._one.rows[0], 1)
+    loss = fitter._loss(model, fitter._one, np.zeros((3, 8), np.int64) + fitter._one.rows[0], 1)
     gradient = torch.autograd.grad(loss, list(model.layers.parameters()))
     assert all(g.shape[0] == 3 for g in gradient)
     assert all(not torch.equal(w[0], w[1]) for w in before if w.dim() == 3 and w.std() > 0 and w.numel() > 96)
