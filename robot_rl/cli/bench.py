@@ -24,7 +24,7 @@ SUMMARY = "measure this machine, or a method on a task"
 
 BENCHES: dict[str, str] = {
     "sim": "control steps per second, compared with MuJoCo in C, other vector envs, other simulators",
-    "engines": "control steps per second of MuJoCo Warp on a GPU, compared with the CPU",
+    "engines": "control steps per second of MuJoCo Warp on a GPU, compared with the CPU and with MJX",
     "render": "pictures per second, in one thread, on all cores, and by MuJoCo's calls alone",
     "policy": "time to sample one action chunk: median and 99th percentile",
     "learner": "learner updates per second, compared with Stable-Baselines3",
