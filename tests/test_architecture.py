@@ -410,7 +410,9 @@ BACK_END = ("sim/backends/", "sim/robots/", "sim/kinematics.py", "sim/cameras.py
 """What may name MuJoCo's models: the back ends, robots alone and the checks of their models, cameras."""
 SCENES = ("sim/scene.py", "sim/looks.py", "sim/task.py", "sim/tasks/", "sim/variants.py")
 """What builds MJCF, which every back end loads."""
-MEASURES_MUJOCO = tuple(f"robot_rl/bench/{name}.py" for name in ("sim", "engines", "physics", "render"))
+MEASURES_MUJOCO = tuple(
+    f"robot_rl/bench/{name}.py" for name in ("sim", "engines", "mjx_peer", "physics", "render")
+)
 BUILDS = ("MjSpec", "MjsBody", "MjsJoint")
 
 
