@@ -158,7 +158,7 @@ def _fit(words: list[str]) -> Outcome:
             world, played = _learned(history, real, options, out, display)
         if options.curve:
             with display.phase("curve", 4, unit="models") as progress:
-                rows = learning_curve(history, options, seed=options.seed, shown=progress.update)
+                rows = learning_curve(history, real, options, seed=options.seed, shown=progress.update)
             draw_curve(out / "curve.png", real.meta.task, rows)
             write_json(out / "curve.json", rows)
     world.save(out)

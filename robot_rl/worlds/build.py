@@ -18,7 +18,7 @@ from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.audit import measured
 from robot_rl.worlds.calibration import Played
 from robot_rl.worlds.config import ServedConfig, WorldSettings
-from robot_rl.worlds.fit import Fitter, check_enough, new_model
+from robot_rl.worlds.fit import Fitter, bodies_in, check_enough, new_model
 from robot_rl.worlds.history import TRAIN, History
 from robot_rl.worlds.outcome import outcome_of
 from robot_rl.worlds.saved import World
@@ -38,11 +38,27 @@ class RealEnv:
     meta: EpisodesMeta
     horizon: int
     """Control steps of an episode."""
+    marks: tuple[str, ...] = ()
+    """Bodies of a simulated scene that nothing can touch."""
 
     @classmethod
     def of(cls, env: EnvConfig, real: Any) -> RealEnv:
         """Returns it from one of its envs; `env` has the settings with which that was made."""
-        return cls(env, episodes_meta(real), int(real.horizon))
+        meta = episodes_meta(real)
+        observed = set[str]().union(*map(bodies_in, meta.state_names))
+        return cls(env, meta, int(real.horizon), tuple(name for name in _marks(real) if name in observed))
+
+
+def _marks(real: Any) -> tuple[str, ...]:
+    """Returns the bodies of a scene of ours that have shapes, none of which can touch anything."""
+    backend = getattr(real, "backend", None)
+    if backend is None:
+        return ()
+    model = backend.model
+    bodies = [model.body(i) for i in range(1, model.nbody)]
+    touching = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    shapes = {body.name: model.geom_bodyid == body.id for body in bodies if body.jntnum[0] == 0}
+    return tuple(name for name, own in shapes.items() if own.any() and not touching[own].any())
 
 
 def read_history(folders: tuple[str, ...], expect: EpisodesMeta, say: Callable[[str], None]) -> History:
@@ -84,7 +100,7 @@ def fitted(
     Raises:
         DatasetError: too few episodes.
     """
-    model = new_model(settings.model, history, seed=seed)
+    model = new_model(settings.model, history, marks=real.marks, seed=seed)
     if before is not None:
         model.load_state_dict(before.model.state_dict())
     fitter = Fitter(model, history, settings.fit, seed=seed)
@@ -131,7 +147,7 @@ def adopted(
 
 
 def learning_curve(
-    history: History, settings: WorldSettings, *, seed: int, shown: Callable[[int], None]
+    history: History, real: RealEnv, settings: WorldSettings, *, seed: int, shown: Callable[[int], None]
 ) -> list[dict[str, float]]:
     """Returns the held-out error of models of more and more episodes, the same updates each.
 
@@ -141,7 +157,11 @@ def learning_curve(
     for number, share in enumerate(_CURVE):
         kept = train[: max(2, int(len(train) * share))]
         fitter = Fitter(
-            new_model(settings.model, history, seed=seed), history, settings.fit, seed=seed, train=kept
+            new_model(settings.model, history, marks=real.marks, seed=seed),
+            history,
+            settings.fit,
+            seed=seed,
+            train=kept,
         )
         rows.append({"episodes": float(len(kept)), **fitter.run()})
         shown(number + 1)

@@ -20,6 +20,9 @@ class EnsembleConfig:
     """Hidden layers."""
     stride: int = 4
     """k: control steps that are predicted at once; 16 or so for `diffusion`."""
+    marks: tuple[str, ...] | None = None
+    """Bodies that nothing can touch, such as a goal: physics must not read where they are, of `ensemble`;
+    null: those of the simulated scene."""
     denoise: int = 4
     """Steps from noise to a stride, of `diffusion`."""
 

@@ -18,7 +18,7 @@ B rows, M members, S state elements, A action dim, k control steps of a stride.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -155,7 +155,10 @@ Learned = Ensemble | Diffusion
 """What is fitted here."""
 
 
-def untrained(config: EnsembleConfig, state_dim: int, action_dim: int, *, seed: int = 0) -> Learned:
-    """Returns the model of `config.kind`, before it learned anything."""
-    kinds: dict[str, type[Learned]] = {"ensemble": Ensemble, "diffusion": Diffusion}
-    return kinds[config.kind](config, state_dim, action_dim, seed=seed)
+def untrained(
+    config: EnsembleConfig, state_dim: int, action_dim: int, *, aside: Sequence[int] = (), seed: int = 0
+) -> Learned:
+    """Returns the model of `config.kind`, before it learned anything; `aside` as in `Ensemble`."""
+    if config.kind == "diffusion":
+        return Diffusion(config, state_dim, action_dim, seed=seed)
+    return Ensemble(config, state_dim, action_dim, aside=aside, seed=seed)

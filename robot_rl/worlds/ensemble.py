@@ -9,6 +9,11 @@ them, 1 <= m <= k. So every control step of a stride can be looked at, while err
 Next to the hidden layers is a linear map from the inputs, which begins at its least-squares solution: most of
 what an arm does in a stride is linear in its actions, and layer norm learns that slowly. Elements that never
 change within an episode, such as a goal, are copied and never predicted.
+
+What moves does not read marks, which nothing can touch. Whoever collected episodes knew the goal and acted
+for it, so a network that reads it learns that things go there, touched or not, and all members agree (causal
+confusion; de Haan et al. 2019, arXiv 1905.11979, found it in policies). A second, small network reads
+everything and predicts only elements that say where a mark is (`goal_in_tool`).
 B rows, M members, S state elements, A action dim, k control steps of a stride.
 """
 
@@ -16,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +35,8 @@ from robot_rl.worlds.history import Array, Window
 LOG_STD_RANGE = (-6.0, 1.0)
 """Of a prediction's standard deviation, in units of the change in a whole stride."""
 _RIDGE = 1e-3
+_ASIDE = (64, 64)
+"""Hidden layers of what predicts where marks are."""
 _SMALL = 0.1
 """Of the weights behind the hidden layers at first."""
 
@@ -95,32 +102,56 @@ def ridge(x_MNF: Tensor, y_MNS: Tensor) -> tuple[Tensor, Tensor]:
 class Ensemble(Scaled):
     """M independent members; see the module."""
 
-    def __init__(self, config: EnsembleConfig, state_dim: int, action_dim: int, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: EnsembleConfig,
+        state_dim: int,
+        action_dim: int,
+        *,
+        aside: Sequence[int] = (),
+        seed: int = 0,
+    ) -> None:
+        """Args: aside: elements of the state that say where marks are."""
         super().__init__(state_dim, action_dim, stride=config.stride)
-        self.config = config
+        self.config, self.aside = config, tuple(aside)
         k, rng = config.stride, torch.Generator().manual_seed(seed)
         inputs = num_inputs(k, state_dim, action_dim)
-        sizes = [inputs, *[config.width] * config.depth, 2 * state_dim]
+        self.register_buffer("reads", torch.ones(inputs), persistent=False)
+        self.reads: Tensor
+        """(F,): 0 where an input says where a mark is."""
+        for element in self.aside:
+            self.reads[[element, state_dim + element]] = 0.0
         self.layers = nn.ModuleDict()
-        self.layers["hidden"] = nn.Sequential(
+        self._add("", [inputs, *[config.width] * config.depth, state_dim], rng)
+        if self.aside:
+            self._add("aside_", [inputs, *_ASIDE, len(self.aside)], rng)
+
+    def _add(self, prefix: str, sizes: list[int], rng: torch.Generator) -> None:
+        """Adds the layers of one network of each member, from inputs to elements."""
+        members, (*hidden, outputs) = self.config.members, sizes
+        self.layers[f"{prefix}hidden"] = nn.Sequential(
             *(
-                Layer(config.members, fan_in, fan_out, is_hidden=True, rng=rng)
-                for fan_in, fan_out in itertools.pairwise(sizes[:-1])
+                Layer(members, fan_in, fan_out, is_hidden=True, rng=rng)
+                for fan_in, fan_out in itertools.pairwise(hidden)
             )
         )
-        out = Layer(config.members, config.width, sizes[-1], is_hidden=False, rng=rng)
-        self.layers["out"] = out
+        out = Layer(members, hidden[-1], 2 * outputs, is_hidden=False, rng=rng)
+        self.layers[f"{prefix}out"] = out
         with torch.no_grad():  # the linear map says most of it at first
             out.weight.mul_(_SMALL)
-        self.layers["straight"] = Layer(config.members, inputs, state_dim, is_hidden=False, rng=rng)
+        self.layers[f"{prefix}straight"] = Layer(members, hidden[0], outputs, is_hidden=False, rng=rng)
 
     @torch.no_grad()
     def fit_straight(self, x_MNF: Tensor, change_MNS: Tensor) -> None:
-        """Puts each member's linear map at the ridge solution of its windows; changes are in `scale`."""
-        straight: Any = self.layers["straight"]
-        weight, bias = ridge(x_MNF, change_MNS)
-        straight.weight.copy_(weight)
-        straight.bias.copy_(bias)
+        """Puts each member's linear maps at the ridge solution of its windows; changes are in `scale`."""
+        parts = [("straight", x_MNF * self.reads, change_MNS)]
+        if self.aside:
+            parts.append(("aside_straight", x_MNF, change_MNS[..., self.aside]))
+        for name, x, change in parts:
+            straight: Any = self.layers[name]
+            weight, bias = ridge(x, change)
+            straight.weight.copy_(weight)
+            straight.bias.copy_(bias)
 
     def inputs(self, window: Mapping[str, Tensor], actions: Tensor, steps: Tensor) -> Tensor:
         """Returns the inputs (B, F) of a member; see `window_inputs`."""
@@ -131,12 +162,24 @@ class Ensemble(Scaled):
 
         Args: x_MBF: inputs of each member; steps: (B,) or (M, B), after how many control steps.
         """
-        bent, log_std = self.layers["out"](self.layers["hidden"](x_MBF)).chunk(2, dim=-1)
+        bent, straight, log_std = self._said("", x_MBF * self.reads)
+        if self.aside:
+            where = torch.tensor(self.aside, device=self.device)
+            of_marks = self._said("aside_", x_MBF)
+            bent, straight, log_std = (
+                part.index_copy(-1, where, theirs)
+                for part, theirs in zip((bent, straight, log_std), of_marks, strict=True)
+            )
         low, high = LOG_STD_RANGE
         log_std = low + 0.5 * (high - low) * (torch.tanh(log_std / 3.0) + 1.0)
         size = self.prefix[steps - 1]
-        mean = bent * size + self.layers["straight"](x_MBF)
-        return mean * self.moves, log_std + size.log()
+        return (bent * size + straight) * self.moves, log_std + size.log()
+
+    def _said(self, prefix: str, x_MBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what one network of each member says, (M, B, ·) each: bent, straight, raw deviation."""
+        layers = self.layers
+        bent, log_std = layers[f"{prefix}out"](layers[f"{prefix}hidden"](x_MBF)).chunk(2, dim=-1)
+        return bent, layers[f"{prefix}straight"](x_MBF), log_std
 
     @torch.no_grad()
     def predict(self, window: Window, actions: Array, steps: Array) -> Prediction:
@@ -152,4 +195,9 @@ class Ensemble(Scaled):
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `Ensemble` is made from again."""
-        return {**asdict(self.config), "state_dim": self.state_dim, "action_dim": self.action_dim}
+        return {
+            **asdict(self.config),
+            "state_dim": self.state_dim,
+            "action_dim": self.action_dim,
+            "aside": self.aside,
+        }

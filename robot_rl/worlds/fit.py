@@ -9,7 +9,7 @@ B rows, M members, k control steps of a stride.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -218,9 +218,16 @@ class Fitter:
         self.updates = int(state["updates"])
 
 
-def new_model(config: EnsembleConfig, history: History, *, seed: int) -> Learned:
-    """Returns a model for a history, before it learned anything."""
-    return untrained(config, history.state.shape[1], history.action.shape[1], seed=seed)
+def new_model(config: EnsembleConfig, history: History, *, marks: Sequence[str] = (), seed: int) -> Learned:
+    """Returns a model for a history, before it learned anything; `marks` are those that a scene has."""
+    marks = marks if config.marks is None else config.marks
+    aside = [i for i, name in enumerate(history.meta.state_names) if bodies_in(name) & set(marks)]
+    return untrained(config, history.state.shape[1], history.action.shape[1], aside=aside, seed=seed)
+
+
+def bodies_in(name: str) -> set[str]:
+    """Returns the bodies that an element of the state is about: goal and tool of `goal_in_tool.pos.0`."""
+    return set(name.partition(".")[0].split("_in_"))
 
 
 def check_enough(history: History, stride: int) -> None:

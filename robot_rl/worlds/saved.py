@@ -129,8 +129,8 @@ def _model(sizes: dict[str, Any], meta: EpisodesMeta) -> Learned | Served:
     if sizes.get("kind") == Served.kind:
         version, _ = sizes.pop("version"), sizes.pop("kind")
         return Served(build(ServedConfig, sizes), meta, version=version)
-    state_dim, action_dim = sizes.pop("state_dim"), sizes.pop("action_dim")
-    return untrained(EnsembleConfig(**sizes), state_dim, action_dim)
+    state_dim, action_dim, aside = (sizes.pop(name, ()) for name in ("state_dim", "action_dim", "aside"))
+    return untrained(build(EnsembleConfig, sizes), state_dim, action_dim, aside=aside)
 
 
 def _outcome(kind: str, meta: EpisodesMeta, folder: Path) -> Outcome:

@@ -204,7 +204,8 @@ class CoEvolution:
 
     def _begin_fit(self) -> None:
         settings = self.config.world
-        model, fit = new_model(settings.model, self.history, seed=self.version), settings.fit
+        marks, fit = self.real.marks, settings.fit
+        model = new_model(settings.model, self.history, marks=marks, seed=self.version)
         if self.world is not None:
             model.load_state_dict(self.world.model.state_dict())
             fit = replace(fit, updates=self.config.refit_updates, recent=self.config.recent)
