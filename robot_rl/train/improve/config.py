@@ -305,7 +305,7 @@ class ImaginedSettings(PPOSettings):
     """PPO in a world model that learns in the same loop; real episodes are its data and its judge."""
 
     kind: ClassVar[str] = "imagined"
-    bases: ClassVar[tuple[str, ...]] = PROCESSES
+    bases: ClassVar[tuple[str, ...]] = tuple(PROCESSES)
     env_steps: int = 2_000_000
     """Control steps in all, imagined ones too."""
     decisions: int = 4
