@@ -35,8 +35,8 @@ from robot_rl.worlds.history import Array, Window
 LOG_STD_RANGE = (-6.0, 1.0)
 """Of a prediction's standard deviation, in units of the change in a whole stride."""
 _RIDGE = 1e-3
-_ASIDE = (64, 64)
-"""Hidden layers of what predicts where marks are."""
+_ASIDE = (64,)
+"""Hidden layer of what predicts where marks are."""
 _SMALL = 0.1
 """Of the weights behind the hidden layers at first."""
 
@@ -64,7 +64,8 @@ class Layer(nn.Module):
         if not self.is_hidden:
             return y
         y = nn.functional.layer_norm(y, y.shape[-1:])
-        return nn.functional.silu(y * self.gain + self.shift)
+        y = torch.addcmul(self.shift, y, self.gain)
+        return nn.functional.silu(y, inplace=not torch.is_grad_enabled())
 
 
 def num_inputs(stride: int, state_dim: int, action_dim: int) -> int:

@@ -1,0 +1,46 @@
+"""Imagined control steps come at 20 times the pace of the simulator's, of the same task on the same core."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.cli.main import main
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.vector import SimVectorEnv
+from robot_rl.worlds.env import ImaginedConfig, WorldEnv
+from robot_rl.worlds.saved import load_world
+
+NUM_ENVS, STRIDE, ROUNDS = 256, 4, 4
+CHUNKS = {"imagined": 50, "simulated": 4}
+_LIFTED = ("trust.coverage_within=1", "trust.min_rank=-1", "trust.max_false_success=1", "trust.max_bias=1")
+
+
+@pytest.mark.benchmark
+def test_imagination_is_20_times_as_fast_as_the_simulator(tmp_path: Path) -> None:
+    """The model has its usual size; a few updates make it as fast as many do."""
+    demos, model = tmp_path / "demos", tmp_path / "model"
+    assert main(["collect", "task=push_cube", "episodes=60", f"out={demos}"]) == 0
+    assert main(["worlds", "fit", f"data={demos}", f"out={model}", "fit.updates=20", *_LIFTED]) == 0
+    torch.set_num_threads(1)
+    settings = ImaginedConfig(strides=0, gate=False)
+    envs: dict[str, VectorEnv] = {
+        "imagined": WorldEnv(load_world(model), NUM_ENVS, autoreset="same_step", settings=settings),
+        "simulated": SimVectorEnv(EnvConfig(task="push_cube", num_threads=1), NUM_ENVS),
+    }
+    rng, spent = np.random.default_rng(0), dict.fromkeys(envs, 0.0)
+    for env in envs.values():
+        env.reset(seed=0)
+    for _ in range(ROUNDS):
+        for name, env in envs.items():
+            size = (CHUNKS[name], NUM_ENVS, STRIDE, len(env.action_names))
+            actions = rng.uniform(-0.3, 0.3, size).astype(np.float32)
+            began = time.perf_counter()
+            for chunk in actions:
+                env.step_chunk(chunk, n_exec=STRIDE)
+            spent[name] += time.perf_counter() - began
+    pace = {name: ROUNDS * CHUNKS[name] * NUM_ENVS * STRIDE / spent[name] for name in envs}
+    assert pace["imagined"] >= 20 * pace["simulated"], pace
