@@ -57,11 +57,17 @@ _BIASES_M, _CLONED = (0.0, 0.015, 0.025, 0.035), (200, 800, 3000)
 _PUSHES = (0.3, 0.6, 1.0)
 """Largest pushes on every action, of the corrupted policies."""
 _IMAGINED_STEPS = (30_000, 90_000, 180_000)
+_ANCHOR = ("method.algorithm.regulariser=bc", "method.algorithm.regulariser_weight=0.05")
 _CONTROLS = {
-    "": "{strides: 8}",
-    "-without-controls": "{strides: 0, gate: false, starts: {initial: 1.0, keyframe: 0.0, replay: 0.0}}",
+    "": ("env.settings={strides: 8}", *_ANCHOR),
+    "-without-controls": (
+        "env.settings={strides: 0, gate: false, starts: {initial: 1.0, keyframe: 0.0, replay: 0.0}}",
+    ),
 }
-"""Settings of the imagined episodes."""
+"""Settings of the runs in the model."""
+_SHARES = {"clone-25mm-3000": (1 / 3, 2), "clone-0mm-800": (2 / 9, 3), "clone-35mm-800": (1 / 9, 4)}
+"""Of the model's episodes, which these policies play, and seeds. Experts alone, who push only what they touch,
+teach a model that whatever is pushed at moves."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ def run(
 
     Args:
         task: of ours, with a scripted expert.
-        episodes: real ones behind the model, of biased and noisy experts.
+        episodes: real ones behind the model: a third of a biased expert, the others of three of the clones.
         updates: of the model.
         real: real episodes of each policy; the imagined ones begin there, in every member.
         seeds: of the runs in the model.
@@ -103,9 +109,9 @@ def run(
     """
     home = Path(out).resolve()
     make_folder(home)
-    model = _model(home, task, episodes, updates)
     passive = [_clone(home, task, bias, count) for bias, count in itertools.product(_BIASES_M, _CLONED)]
     _train(passive, jobs)
+    model = _model(home, task, episodes, updates, {one.folder.name: _policy(one) for one in passive})
     base = passive[_BIASES_M.index(0.025) * len(_CLONED) + len(_CLONED) - 1]
     inside = [
         _optimised(home, task, model, base, steps, seed, name)
@@ -137,22 +143,24 @@ def run(
         "notes": [
             f"replays: {world.report.replayed[0]} real failures, {world.report.replayed[1]} successes",
             f"with the usual limits: {'; '.join(reasons_against(world.report, TrustConfig())) or 'believed'}",
-            "optimised: branches of 8 strides from real states, cut by the gate; "
-            "without controls: whole episodes from first states, nothing cut",
+            "optimised: branches of 8 strides from real states, cut by the gate, anchored to the base; "
+            "without controls: whole episodes from first states, nothing cut, no anchor",
         ],
     }
 
 
-def _model(home: Path, task: str, episodes: int, updates: int) -> Path:
+def _model(home: Path, task: str, episodes: int, updates: int, policies: Mapping[str, Path]) -> Path:
     """Returns the folder of the model, which is made if it is not there."""
-    parts = {"biased": (episodes // 3, 0.02, 0), "more": (episodes - episodes // 3, 0.03, 1)}
-    for name, (count, bias, seed) in parts.items():
+    parts = {"expert": (f"task={task}", f"episodes={episodes // 3}", "bias_m=0.02", "noise_m=0.02", "seed=0")}
+    for name, (share, seed) in _SHARES.items():
+        count = f"episodes={round(share * episodes)}"
+        parts[f"of-{name}"] = (f"policy={policies[name]}", count, "keep.success=false", f"seed={seed}")
+    for name, words in parts.items():
         if not (home / name).is_dir():
-            words = (f"task={task}", f"episodes={count}", f"bias_m={bias}", "noise_m=0.02", f"seed={seed}")
             _call(home, "collect", *words, f"out={home / name}", "lease_wait_s=1e6")
     model = home / "model"
     if not (model / "world.json").is_file():
-        data = f"data={home / 'biased'},{home / 'more'}"
+        data = f"data={','.join(str(home / name) for name in parts)}"
         how = (f"fit.updates={updates}", "torch_threads=1", "lease_wait_s=1e6")
         _call(home, "worlds", "fit", data, f"out={model}", *how, *_LIFTED)
     return model
@@ -189,7 +197,7 @@ def _optimised(
     found = base.done()
     words = (
         *("recipe=reinflow", f"env.task={task}", "env.kind=world", f"env.id={model}", f"seed={seed}"),
-        f"env.settings={_CONTROLS[name]}",
+        *_CONTROLS[name],
         *(f"demos.path={found}/demos", f"bc.policy={found}/policy/base", f"method.env_steps={steps}"),
         *("method.decisions=4", "method.algorithm.actor_lr=5e-5", "method.algorithm.clip=0.05"),
         *("method.algorithm.target_kl=0.002", "method.algorithm.epochs=5", "method.algorithm.batch=512"),
