@@ -66,8 +66,8 @@ _CONTROLS = {
 }
 """Settings of the runs in the model."""
 _SHARES = {"clone-25mm-3000": (1 / 3, 2), "clone-0mm-800": (2 / 9, 3), "clone-35mm-800": (1 / 9, 4)}
-"""Of the model's episodes, which these policies play, and seeds. Experts alone, who push only what they touch,
-teach a model that whatever is pushed at moves."""
+"""Of the model's episodes, which these policies play, and seeds. Experts alone push only what they touch: a
+model of their episodes learns that whatever is pushed at moves."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def run(
 
 def _model(home: Path, task: str, episodes: int, updates: int, policies: Mapping[str, Path]) -> Path:
     """Returns the folder of the model, which is made if it is not there."""
-    parts = {"expert": (f"task={task}", f"episodes={episodes // 3}", "bias_m=0.02", "noise_m=0.02", "seed=0")}
+    expert = (f"task={task}", f"episodes={episodes // 3}", "bias_m=0.02", "noise_m=0.02", "seed=0")
+    parts: dict[str, tuple[str, ...]] = {"expert": expert}
     for name, (share, seed) in _SHARES.items():
         count = f"episodes={round(share * episodes)}"
         parts[f"of-{name}"] = (f"policy={policies[name]}", count, "keep.success=false", f"seed={seed}")
