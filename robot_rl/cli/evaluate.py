@@ -16,6 +16,7 @@ from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.policies.vla.lerobot_saved import lerobot_folder, read_lerobot_folder
 from robot_rl.sim.config import EnvConfig, Looks, Scenes, check_names
 from robot_rl.train.record import check_kind
+from robot_rl.worlds.config import SearchConfig
 
 if TYPE_CHECKING:
     from robot_rl.hal.leased import EnvDevice
@@ -31,6 +32,7 @@ Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episode
        robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
                          [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...]
                          [instruction=<text>] [dataset=<folder>] [--json]
+       ... [search.world=<folder>] [search.candidates=16] [search.strides=0]
        ... [variation=fixed|varied|held_out] [resets.bank=<folder>] [resets.evaluate=<class>]
            [video=<file>.mp4] [video_episodes=9]
 
@@ -55,6 +57,10 @@ measures how much the policy listens: it should then fail.
 
 disturb adds a constant push to all actions of an episode, another in each episode. adversary lets the
 adversary push that the policy was trained against (method=qarl).
+
+search.world= looks ahead in a world model: of search.candidates chunks that the policy would draw it executes
+the one that succeeds soonest there. Nothing is trained. A model that is not believed is refused
+(docs/worlds.md).
 
 looks=held_out draws colours, lights, camera poses and things in the background for each episode, beyond
 the ranges that a run with env.looks=varied has seen; looks=varied draws within them. camera_hz=10 and
@@ -134,6 +140,8 @@ class EvaluateCommandConfig:
     """Threads of a `policy` on the CPU."""
     lease_wait_s: float = 0.0
     """Longest wait for a free slot of the simulator."""
+    search: SearchConfig = field(default_factory=lambda: SearchConfig())
+    """Of a `policy`: looks ahead in a world model."""
     video: str | None = None
     """New file .mp4: the first `video_episodes` episodes of each robot side by side; no film if None."""
     video_episodes: int = 9
@@ -154,13 +162,17 @@ class EvaluateCommandConfig:
         require(1 <= shown <= 36, "video_episodes", shown, "1 to 36")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
-        given_by, others = "run", ("seed", "n_exec", "device", "torch_threads", "dataset")
+        given_by, others = "run", ("seed", "n_exec", "device", "torch_threads", "dataset", "search")
         if self.run is None:
             given_by, others = "policy", ("which", "adversary")
         for setting in fields(self):
             got = getattr(self, setting.name)
             is_own = setting.name not in others or got == setting.default
             require(is_own, setting.name, got, f"left out with {given_by}=")
+        searches = self.search.world is not None
+        require(
+            searches or self.search == SearchConfig(), "search", self.search, "nothing without search.world"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,8 +335,10 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     from robot_rl.core.seeding import eval_seeds
     from robot_rl.rollout.envs import simulation
     from robot_rl.rollout.evaluate import evaluate_in
+    from robot_rl.sched.opened import opened
     from robot_rl.train.collect import check_fits, open_policy, sources_of
     from robot_rl.train.config import EvaluateConfig, check_device
+    from robot_rl.train.search import SearchPolicy, imagining
 
     check_device(options.device)
     torch.set_num_threads(options.torch_threads)
@@ -346,7 +360,16 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     def play(env: VectorEnv, **seen: Any) -> EvalResult:
         if list(envs) != [""] or options.robot is not None:
             check_fits(meta, env)
-        return evaluate_in(env, module.to(options.device), **how, **seen)
+        acting, search = module.to(options.device), options.search
+        if search.world is None:
+            return evaluate_in(env, acting, **how, **seen)
+        rows = env.num_envs * search.candidates
+        held: dict[str, Any] = {
+            "holder": f"evaluate {options.policy}: search",
+            "wait_s": options.lease_wait_s,
+        }
+        with opened(simulation(imagining(search, meta.task), rows), **held) as world:
+            return evaluate_in(env, SearchPolicy(acting, world, search, n_exec=n_exec), **how, **seen)
 
     return _Case(
         who=str(options.policy),

@@ -139,3 +139,22 @@ class WorldSettings:
     outcome: Literal["predicate", "classifier"] | None = None
     """Who sees success: the task's own predicate, or classifiers of recorded states; the first that fits, if
     null."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Settings of a search."""
+
+    world: str | None = None
+    """Folder of the world model; none: no search."""
+    candidates: int = 16
+    """Chunks to choose from, the policy's own among them."""
+    strides: int = 0
+    """How far ahead, in strides of the model; 0: as long as a real episode."""
+    gamma_step: float = 0.98
+    """Discount of a control step: sooner is better."""
+
+    def __post_init__(self) -> None:
+        require(self.candidates >= 2, "search.candidates", self.candidates, "2 or more")
+        require(self.strides >= 0, "search.strides", self.strides, "0 or more")
+        require(0 < self.gamma_step <= 1, "search.gamma_step", self.gamma_step, "above 0, up to 1")
