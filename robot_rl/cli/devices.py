@@ -39,6 +39,9 @@ def run(argv: list[str]) -> int:
     console.print(device_table(specs, leases))
     for lease in leases:
         console.print(f"{lease.device}: held by {lease.describe()}", markup=False, soft_wrap=True)
+    for spec in specs:
+        if spec.refusal is not None and (why := spec.refusal()):
+            console.print(why, markup=False, soft_wrap=True)
     for stop in store.stopped().values():
         console.print(stop.refusal(), markup=False, soft_wrap=True)
     total = sum(spec.slots for spec in specs)

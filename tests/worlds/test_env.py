@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl.cli.main import main
 from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.hal.conformance import check_device, check_vector_env
@@ -123,7 +124,7 @@ def test_a_saved_model_is_the_same_model(world: World, tmp_path: Path) -> None:
 
 
 def test_nobody_leases_a_model_that_is_not_believed(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
     folder = tmp_path / "point"
@@ -137,6 +138,8 @@ def test_nobody_leases_a_model_that_is_not_believed(
     assert [spec.labels["trust"] for spec in specs()] == ["ok"]
     world.save_report(folder, replace(world.report, reasons=("it dreams",)))
     assert specs()[0].labels["trust"] == "quarantined: it dreams"
+    assert main(["devices"]) == 0
+    assert "quarantined, its version 1 is not believed: it dreams." in capsys.readouterr().out
     with pytest.raises(DeviceError, match=r"quarantined, its version 1 is not believed: it dreams\."):
         LeaseStore().acquire(world_spec(folder), holder="test", slots=1)
     with pytest.raises(DeviceError, match="it dreams"), opened(device, holder="test"):
