@@ -140,7 +140,7 @@ class EvaluateCommandConfig:
     """Threads of a `policy` on the CPU."""
     lease_wait_s: float = 0.0
     """Longest wait for a free slot of the simulator."""
-    search: SearchConfig = field(default_factory=lambda: SearchConfig())
+    search: SearchConfig = SearchConfig()
     """Of a `policy`: looks ahead in a world model."""
     video: str | None = None
     """New file .mp4: the first `video_episodes` episodes of each robot side by side; no film if None."""
