@@ -88,6 +88,9 @@ Examples:
 """
 
 
+_NO_SEARCH = SearchConfig()
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluateStarts:
     """A class of a start bank."""
@@ -140,7 +143,7 @@ class EvaluateCommandConfig:
     """Threads of a `policy` on the CPU."""
     lease_wait_s: float = 0.0
     """Longest wait for a free slot of the simulator."""
-    search: SearchConfig = SearchConfig()
+    search: SearchConfig = _NO_SEARCH
     """Of a `policy`: looks ahead in a world model."""
     video: str | None = None
     """New file .mp4: the first `video_episodes` episodes of each robot side by side; no film if None."""
@@ -170,9 +173,7 @@ class EvaluateCommandConfig:
             is_own = setting.name not in others or got == setting.default
             require(is_own, setting.name, got, f"left out with {given_by}=")
         searches = self.search.world is not None
-        require(
-            searches or self.search == SearchConfig(), "search", self.search, "nothing without search.world"
-        )
+        require(searches or self.search == _NO_SEARCH, "search", self.search, "nothing without search.world")
 
 
 @dataclass(frozen=True, kw_only=True)
