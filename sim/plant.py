@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.core.registry import resolve
 from robot_rl.hal.arm import ArmState
-from robot_rl.sim.cameras import Camera, Renderers
+from robot_rl.sim.cameras import BatchRenderer, Camera
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -46,7 +46,7 @@ class MujocoPlant:
         self._robot: Robot = load_robot(robot or resolve("task", task, at="task").default_robot)
         self._env = SimVectorEnv(EnvConfig(task=task, robot=robot, num_threads=1), 1, autoreset="disabled")
         self._backend, self._index, self._size = self._env.backend, self._env.index, image_size
-        self._renderer: Renderers | None = None
+        self._renderer: BatchRenderer | None = None
         self._timestep_ns = round(1e9 * self._backend.timestep_s)
         self._rest_ns = 0
         self._bind()

@@ -50,15 +50,9 @@ class RealEnv:
 
 
 def _marks(real: Any) -> tuple[str, ...]:
-    """Returns the bodies of a scene of ours that have shapes, none of which can touch anything."""
+    """Returns the marks of a scene of ours; of others' scenes nothing is known."""
     backend = getattr(real, "backend", None)
-    if backend is None:
-        return ()
-    model = backend.model
-    bodies = [model.body(i) for i in range(1, model.nbody)]
-    touching = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
-    shapes = {body.name: model.geom_bodyid == body.id for body in bodies if body.jntnum[0] == 0}
-    return tuple(name for name, own in shapes.items() if own.any() and not touching[own].any())
+    return () if backend is None else backend.marks()
 
 
 def read_history(folders: tuple[str, ...], expect: EpisodesMeta, say: Callable[[str], None]) -> History:

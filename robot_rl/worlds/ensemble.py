@@ -163,10 +163,10 @@ class Ensemble(Scaled):
 
         Args: x_MBF: inputs of each member; steps: (B,) or (M, B), after how many control steps.
         """
-        bent, straight, log_std = self._said("", x_MBF * self.reads)
+        bent, straight, log_std = self._answers("", x_MBF * self.reads)
         if self.aside:
             where = torch.tensor(self.aside, device=self.device)
-            of_marks = self._said("aside_", x_MBF)
+            of_marks = self._answers("aside_", x_MBF)
             bent, straight, log_std = (
                 part.index_copy(-1, where, theirs)
                 for part, theirs in zip((bent, straight, log_std), of_marks, strict=True)
@@ -176,8 +176,8 @@ class Ensemble(Scaled):
         size = self.prefix[steps - 1]
         return (bent * size + straight) * self.moves, log_std + size.log()
 
-    def _said(self, prefix: str, x_MBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what one network of each member says, (M, B, ·) each: bent, straight, raw deviation."""
+    def _answers(self, prefix: str, x_MBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what one network of each member says, (M, B, n) each: bent, straight, raw deviation."""
         layers = self.layers
         bent, log_std = layers[f"{prefix}out"](layers[f"{prefix}hidden"](x_MBF)).chunk(2, dim=-1)
         return bent, layers[f"{prefix}straight"](x_MBF), log_std

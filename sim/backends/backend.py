@@ -148,6 +148,10 @@ class Backend(Protocol):
         """Returns the depth (n,) of the deepest contact of some simulations, metres; 0: none."""
         ...
 
+    def marks(self) -> tuple[str, ...]:
+        """Returns the bodies that are seen and cannot be touched, such as a goal."""
+        ...
+
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> BatchRenderer:
         """Returns what draws these simulations, in this thread and `num_threads` - 1 others.
 

@@ -25,7 +25,7 @@ from robot_rl.core.errors import ConfigError, ModelError, RenderError, nearest
 from robot_rl.sim.backends.backend import View
 from robot_rl.sim.backends.frames import Frames
 from robot_rl.sim.backends.genesis_scene import Servos, check_scene, plain_mjcf, touching_geoms, trees
-from robot_rl.sim.backends.inspect_model import model_hash, penetration_m
+from robot_rl.sim.backends.inspect_model import marks, model_hash, penetration_m
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.backends.scene_model import (
     compile_scene,
@@ -349,6 +349,9 @@ class Genesis:
 
     def penetration_m(self, ids: Array) -> Array:
         return self.asarray(penetration_m(self.model, to_numpy(self._rows[ids]).astype(float)))
+
+    def marks(self) -> tuple[str, ...]:
+        return marks(self.model)
 
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
         """Refuses: nothing is drawn."""

@@ -54,6 +54,14 @@ def _add(found: Any, name: str, value: Array) -> None:
     found.update((value + 0).tobytes())  # -0.0 + 0 is 0.0
 
 
+def marks(model: mujoco.MjModel) -> tuple[str, ...]:
+    """Returns the bodies without joints that have shapes, none of which can touch anything."""
+    bodies = [model.body(i) for i in range(1, model.nbody)]
+    touching = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    shapes = {body.name: model.geom_bodyid == body.id for body in bodies if body.jntnum[0] == 0}
+    return tuple(name for name, own in shapes.items() if own.any() and not touching[own].any())
+
+
 def penetration_m(model: mujoco.MjModel, states: Array) -> Array:
     """Returns how deep the deepest contact of each state (N, nstate) is, in metres; 0 without contact."""
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)

@@ -15,7 +15,7 @@ from mujoco.batch import Batch
 
 from robot_rl.core.arrays import Array, Kind, copied, namespace_of
 from robot_rl.sim.backends.backend import Backend, View
-from robot_rl.sim.backends.inspect_model import model_hash, penetration_m
+from robot_rl.sim.backends.inspect_model import marks, model_hash, penetration_m
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.backends.scene_model import (
     compile_scene,
@@ -133,6 +133,9 @@ class MujocoCpu:
 
     def penetration_m(self, ids: Array) -> Array:
         return self.asarray(penetration_m(self.model, np.asarray(self.state[ids])))
+
+    def marks(self) -> tuple[str, ...]:
+        return marks(self.model)
 
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
         return Renderers(lambda: Renderer(self.model, cameras, self.batch), num_threads)

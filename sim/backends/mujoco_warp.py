@@ -24,7 +24,7 @@ import torch
 from robot_rl.core.arrays import Array, assign, namespace_of, to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.backends.backend import View
-from robot_rl.sim.backends.inspect_model import model_hash, penetration_m
+from robot_rl.sim.backends.inspect_model import marks, model_hash, penetration_m
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.backends.scene_model import (
     compile_scene,
@@ -291,6 +291,9 @@ class MujocoWarp:
 
     def penetration_m(self, ids: Array) -> Array:
         return self.asarray(penetration_m(self.model, to_numpy(self.read_states()[ids]).astype(float)))
+
+    def marks(self) -> tuple[str, ...]:
+        return marks(self.model)
 
     def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> BatchRenderer:
         """Returns what draws here if the cameras are the engine's; else copies on the CPU, as films want."""
