@@ -17,8 +17,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.arrays import Array
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode, Policy
+from robot_rl.core.policy import ChunkSample, Encoded, Mode, rows_of
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.adapter import PolicyAdapter, refuse_continuing
+from robot_rl.policies.best_of_n import candidate_noise
+from robot_rl.policies.chain import initial_noise
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.config import SearchConfig
 
@@ -26,29 +29,24 @@ _STATE = "search.state"
 """Name of the observed state in an encoding."""
 
 
-class SearchPolicy(nn.Module):
-    """A policy that looks ahead; everything but `sample` is the policy's."""
+class SearchPolicy(PolicyAdapter):
+    """A policy that looks ahead; everything but `sample` is its base's."""
 
-    def __init__(self, policy: Policy, world: VectorEnv, config: SearchConfig, *, n_exec: int) -> None:
+    def __init__(self, base: nn.Module, world: VectorEnv, config: SearchConfig, *, n_exec: int) -> None:
         """Wraps a policy.
 
         Args:
-            policy: draws the candidates.
+            base: draws the candidates.
             world: an env of the model with N times as many rows as ever plan at once; autoreset DISABLED.
             config: how to search.
             n_exec: control steps that are executed of each chunk, imagined ones too.
         """
-        super().__init__()
-        self._policy, self._world, self._config, self._n_exec = policy, world, config, n_exec
-        self.horizon, self.action_dim = policy.horizon, policy.action_dim
-
-    @property
-    def refines(self) -> bool:
-        return self._policy.refines
+        refuse_continuing(base, "search", "Search among the chunks of its base.")
+        super().__init__(base)
+        self._world, self._config, self._n_exec = world, config, n_exec
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        encoded = dict(self._policy.encode(obs))
-        return cast("Encoded", {**encoded, _STATE: obs["state"]})
+        return cast("Encoded", {**super().encode(obs), _STATE: obs["state"]})
 
     def sample(
         self,
@@ -59,36 +57,16 @@ class SearchPolicy(nn.Module):
         record: bool = False,
         generator: Generator | None = None,
     ) -> ChunkSample:
-        """Returns the best candidate of each row."""
-        states = encoded[_STATE]
-        if z is None:
-            z = torch.randn((len(states), self.horizon, self.action_dim), generator=generator)
-        inner, number = cast("Encoded", self._inner(encoded)), self._config.candidates
-        drawn = [
-            self._policy.sample(inner, z=_noise_of(each, z), mode=mode, generator=generator).actions
-            for each in range(number)
-        ]
-        chunks = torch.stack(drawn, dim=1)  # (B, N, H, A)
+        """Returns the best candidate of each row; the first is the base's own."""
+        states, number = encoded[_STATE], self._config.candidates
+        rows = torch.arange(len(states), device=states.device)
+        z = initial_noise(self, states, z, mode, generator)
+        wide = rows_of(encoded, rows.repeat_interleave(number))
+        found = self.policy.sample(wide, z=candidate_noise(z, number), mode=mode, generator=generator)
+        chunks = found.actions.unflatten(0, (len(states), number))  # (B, N, H, A)
         scores = self._imagined(states.cpu().numpy(), chunks.detach().cpu().numpy(), z)
-        best = torch.from_numpy(scores.argmax(axis=1)).to(chunks.device)  # the first of equals
-        return ChunkSample(actions=chunks[torch.arange(len(chunks), device=chunks.device), best])
-
-    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
-        return self._policy.log_prob(cast("Encoded", self._inner(encoded)), chain)
-
-    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
-        return self._policy.bc_loss(batch, generator)
-
-    def refine(
-        self, encoded: Encoded, action: Tensor, *, mode: Mode = "ode", generator: Generator | None = None
-    ) -> Tensor:
-        return self._policy.refine(
-            cast("Encoded", self._inner(encoded)), action, mode=mode, generator=generator
-        )
-
-    def _inner(self, encoded: Encoded) -> dict[str, Tensor]:
-        """Returns the encoding as the policy inside made it."""
-        return {name: value for name, value in encoded.items() if name != _STATE}
+        best = torch.from_numpy(scores.argmax(axis=1)).to(rows.device)  # the first of equals
+        return ChunkSample(chunks[rows, best])
 
     @torch.no_grad()
     def _imagined(self, states: Array, chunks: Array, z: Tensor) -> Array:
@@ -110,16 +88,8 @@ class SearchPolicy(nn.Module):
                 obs: dict[str, Any] = {
                     name: torch.from_numpy(np.asarray(value)).to(device) for name, value in done.obs.items()
                 }
-                plan = self._policy.sample(self._policy.encode(obs), z=noise).actions.cpu().numpy()
+                plan = self.policy.sample(self.policy.encode(obs), z=noise).actions.cpu().numpy()
         return score[: rows * number].reshape(rows, number)
-
-
-def _noise_of(number: int, z: Tensor) -> Tensor:
-    """Returns the noise of a candidate: of the first `z` itself, of another its own, the same in all rows."""
-    if number == 0:
-        return z
-    own = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(number))
-    return own.to(z.device).expand(z.shape)
 
 
 def imagining(config: SearchConfig, task: str | None) -> EnvConfig:

@@ -5,11 +5,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import ChunkSample, Encoded
-from robot_rl.train.search import SearchPolicy, _noise_of
+from robot_rl.policies.best_of_n import candidate_noise
+from robot_rl.train.search import SearchPolicy
 from robot_rl.worlds.config import SearchConfig
 from robot_rl.worlds.env import ImaginedConfig, WorldEnv
 from robot_rl.worlds.saved import World
@@ -21,13 +22,13 @@ __all__ = ["history", "made_once", "world"]
 ROWS, NUM = 6, 24
 
 
-class Wandering:
+class Wandering(nn.Module):
     """Moves where its noise points, all chunk long, whatever it sees."""
 
-    horizon, action_dim, refines = 4, 2, False
+    horizon, action_dim, feature_dim, refines = 4, 2, 4, False
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        return cast("Encoded", {"seen": obs["state"]})
+        return cast("Encoded", {"features": obs["state"]})
 
     def sample(self, encoded: Encoded, *, z: Tensor, **_: Any) -> ChunkSample:
         return ChunkSample(actions=torch.tanh(2 * z[:, :1]).expand(-1, 4, -1))
@@ -36,13 +37,13 @@ class Wandering:
 def searching(world: World, *, strides: int = 1) -> SearchPolicy:
     env = WorldEnv(world, ROWS * NUM, autoreset="disabled", settings=ImaginedConfig(member=0, gate=False))
     config = SearchConfig(world="here", candidates=NUM, strides=strides)
-    return SearchPolicy(cast("Any", Wandering()), env, config, n_exec=4)
+    return SearchPolicy(Wandering(), env, config, n_exec=4)
 
 
 def _states() -> Tensor:
-    """Points at the origin, whose goals lie 0.35 away in six directions; a chunk moves up to 0.2."""
+    """Points at the origin, whose goals lie 0.3 away in six directions; a chunk moves up to 0.2."""
     angle = torch.arange(ROWS) * (2 * torch.pi / ROWS)
-    goal = 0.35 * torch.stack([angle.cos(), angle.sin()], dim=1)
+    goal = 0.3 * torch.stack([angle.cos(), angle.sin()], dim=1)
     return torch.cat([torch.zeros(ROWS, 2), goal], dim=1)
 
 
@@ -57,8 +58,9 @@ def test_the_candidate_that_reaches_the_goal_is_chosen(world: World) -> None:
         """By hand: the point moves SPEED a step."""
         return (states[:, 2:] - SPEED * chunks.sum(dim=1)).norm(dim=1)
 
-    candidates = [away(Wandering().sample(encoded, z=_noise_of(each, z)).actions) for each in range(NUM)]
-    can = torch.stack(candidates).min(dim=0).values < RADIUS - 0.05  # what judges was learned: about RADIUS
+    each = candidate_noise(z, NUM).unflatten(0, (ROWS, NUM)).unbind(dim=1)
+    distances = torch.stack([away(Wandering().sample(encoded, z=noise).actions) for noise in each])
+    can = distances.min(dim=0).values < RADIUS - 0.05  # what judges was learned: about RADIUS
     assert can.sum() >= 4, can
     assert away(plain)[can].max() > RADIUS + 0.1
     assert away(chosen)[can].max() < RADIUS + 0.05
