@@ -282,7 +282,8 @@ def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[lis
     config, folder = session.config, session.folder / "experience"
     if session.loop_state(config.method.kind) is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
-    keeps = config.replay.record and method_of(config).records
+    is_imagined = config.env.kind == "world"  # nobody may learn from that as if it had happened
+    keeps = config.replay.record and method_of(config).records and not is_imagined
     device = None if config.station is None else load_station(config.station).name
     with ExitStack() as stack:
         recorders: list[Recorder] = []

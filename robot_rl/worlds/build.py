@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import temporary_of
 from robot_rl.data.demos import load_episodes
+from robot_rl.data.episode import SOURCES
 from robot_rl.data.episodes import EpisodesMeta, episodes_meta
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.audit import measured
@@ -64,6 +66,11 @@ def read_history(folders: tuple[str, ...], expect: EpisodesMeta, say: Callable[[
     parts = list[History]()
     for folder in folders:
         episodes = load_episodes(folder, expect=expect, say=say)
+        if episodes.source is not None and (episodes.source == SOURCES.index("world")).any():
+            raise DatasetError(
+                f"{folder}: it has imagined steps, of a world model: a model learns from real ones alone. "
+                "Leave this folder out."
+            )
         parts.append(History.of(episodes))
     return replace(History.joined(parts), meta=expect)
 

@@ -150,7 +150,7 @@ def _replay(
     phase, seed = settings_of(config, OffPolicySettings), config.seed
     episodes, base = start.episodes, start.base
     shapes, action_dim = shapes_of(episodes, keep), episodes.action.shape[1]
-    kept: dict[str, Any] = {"latent_dim": latent_dim, "keep": keep}
+    kept: dict[str, Any] = {"latent_dim": latent_dim, "keep": keep, "imagined": config.env.kind == "world"}
     buffers = {
         name: ReplayBuffer(phase.capacity, source.num_envs, shapes, action_dim, **kept)
         for name, source in config.acting.items()
