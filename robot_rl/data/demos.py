@@ -15,7 +15,15 @@ import numpy as np
 
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.policy import DemoBatch
-from robot_rl.data.episode import EXECUTED, POLICY_ACTION, RESET_ROW, SOURCES, Episode, feature_of
+from robot_rl.data.episode import (
+    EXECUTED,
+    POLICY_ACTION,
+    RESET_ROW,
+    SOURCES,
+    Episode,
+    feature_of,
+    refuse_imagined,
+)
 from robot_rl.data.episodes import Array, Episodes, EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.data.lerobot.damage import left_out
@@ -153,11 +161,13 @@ def load_episodes(
 
     Raises:
         DatasetError: no dataset, a missing or misnamed feature, another robot or task, other
-            shapes, NaN, no sound episode. The message names the feature, the row and the remedy.
+            shapes, NaN, no sound episode, imagined steps. The message names the feature, the row and the
+            remedy.
     """
     dataset, meta = open_demonstrations(folder, expect=expect, read=read, say=say)
     episodes = _joined(dataset, meta)
     episodes.check(str(folder))
+    refuse_imagined(episodes.source, at=str(folder))
     return episodes
 
 

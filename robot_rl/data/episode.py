@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.core.errors import DatasetError
 from robot_rl.data.episodes import EpisodesMeta
 
 if TYPE_CHECKING:
@@ -141,3 +142,15 @@ def feature_of(values: Any) -> Feature:
     if isinstance(values, np.ndarray):
         return Feature(str(values.dtype), values.shape[1:])
     return Feature("uint8", values[0].shape)
+
+
+def refuse_imagined(source: Array | None, *, at: str) -> None:
+    """Refuses steps (T,) of a world model: nothing learns from what never happened as if it had.
+
+    Raises:
+        DatasetError: `at` begins its message.
+    """
+    if source is not None and (source == SOURCES.index("world")).any():
+        raise DatasetError(
+            f"{at}: it has imagined steps, of a world model, allowed: real ones. Leave it out."
+        )

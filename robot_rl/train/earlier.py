@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from robot_rl.core.errors import ConfigError, DatasetError
-from robot_rl.data.episode import EpisodeSource, Feature
+from robot_rl.data.episode import Array, EpisodeSource, Feature, refuse_imagined
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.data.lerobot.damage import left_out
@@ -48,16 +48,16 @@ def check_earlier(config: ReplayConfig, meta: EpisodesMeta, features: Mapping[st
     """Opens the experience of earlier runs, and reads every number of it once.
 
     Raises:
-        DatasetError: it does not fit, or is damaged.
+        DatasetError: it does not fit, is damaged, or has imagined steps.
     """
     for path, source in zip(config.reuse, open_earlier(config, meta, features), strict=True):
         for line in left_out(getattr(source, "skipped", [])):
             logger.warning("%s", line)
         problems = source.problems() if isinstance(source, StoreReader) else []
         damage = next((str(problem) for problem in problems if problem.kind != "torn"), None)
+        made = list[Array]()
         try:
-            for episode in range(0 if damage else len(source)):
-                source.read(episode)
+            made = [source.read(episode).source for episode in range(0 if damage else len(source))]
         except DatasetError as error:
             damage = str(error)
         if damage is not None:
@@ -65,6 +65,8 @@ def check_earlier(config: ReplayConfig, meta: EpisodesMeta, features: Mapping[st
                 f"replay.reuse: {path} is damaged: {damage} What is whole can be saved by "
                 f"`robot-rl replay repair {experience_of(path)}`; or leave it out."
             )
+        for steps in made:
+            refuse_imagined(steps, at=f"replay.reuse: {path}")
 
 
 def experience_of(path: str) -> Path:

@@ -4,7 +4,7 @@ import dataclasses
 import errno
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -297,6 +297,12 @@ def test_who_made_a_step_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(demonstrated.source, [0] * 6)
     simulated = load_episodes(save_episodes(tmp_path / "simulated", episodes(), source="sim"))
     np.testing.assert_array_equal(simulated.source, [1] * 6)
+
+
+def test_imagined_steps_are_nobodys_demonstration(tmp_path: Path) -> None:
+    save_episodes(tmp_path / "imagined", episodes(), source=cast(Any, "world"))
+    with pytest.raises(DatasetError, match="imagined: it has imagined steps, of a world model"):
+        load_episodes(tmp_path / "imagined")
 
 
 def test_what_was_recorded_beside_the_observation_is_none(tmp_path: Path) -> None:

@@ -260,6 +260,14 @@ def test_words_and_new_beginnings_cut_episodes_short(tmp_path: Path) -> None:
     ]
 
 
+def test_imagined_steps_are_not_reused(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "store", META, FEATURES) as recorder:
+        for number in range(7):
+            recorder.add(replace(turn(number), source="world" if number == 3 else "sim"))
+    with pytest.raises(DatasetError, match=r"replay\.reuse: .*store: it has imagined steps"):
+        check_earlier(ReplayConfig(reuse=(str(tmp_path / "store"),)), META, FEATURES)
+
+
 def test_what_is_reused_is_read_as_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of the first three episodes the second is damaged."""
     store = tmp_path / "store"
