@@ -2,15 +2,17 @@
 
     accept the candidate  if  J_new >= J_best + margin |J_best|,  else revert to the best so far
 
-The caller chooses J. Two are in use:
+The caller chooses J. Three are in use:
 
 - `CriticScore`: the mean Q of the candidate's own actions in fixed states of the data, with fixed noise,
   by critics that do not learn meanwhile. It takes no control steps, but it is no estimate of the return: it
   does not know the states that the candidate will reach, and it accepts a candidate whose actions the
   critics overestimate. On pick_cube, without a gate, it rose from 0.39 after 100 updates to 0.54 after 800,
-  where success was 0 (base 42 %). RL-100 also rolls the candidate through a learned model of the dynamics
-  first; here there is none.
+  where success was 0 (base 42 %).
 - episodes in the simulator, see `train.improve.rl100`: an unbiased estimate that costs control steps.
+- imagined episodes, likewise (RL-100 rolls the candidate through a learned model too, and takes the mean Q on
+  the way; here success is counted): no control steps, and the bias of the model, whose members' disagreement
+  ends an episode without success.
 
 With margin 0.05 a true improvement of less than a twentieth is reverted too.
 """

@@ -116,3 +116,10 @@ def test_bad_settings_are_named() -> None:
     for name, value in wrong.items():
         with pytest.raises(ConfigError, match=rf"gate\.{name}: got {value!r}"):
             GateConfig(**{name: value})
+
+
+def test_a_gate_that_asks_a_world_model_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"gate.world: got None, allowed: the folder of a world model"):
+        GateConfig(scorer="world")
+    with pytest.raises(ConfigError, match=r"gate.world: got 'here', allowed: none but with scorer=world"):
+        GateConfig(world="here")

@@ -10,6 +10,8 @@ from robot_rl.algos.config.off_policy import ChunkCriticConfig
 from robot_rl.core.errors import require, require_fields
 
 Reduction = Literal["per_step", "joint", "single"]
+_WORLDS = {True: "the folder of a world model with scorer=world", False: "none but with scorer=world"}
+"""Of a gate that asks a world model, or does not."""
 
 
 Regulariser = Literal["none", "w2", "bc"]
@@ -166,15 +168,20 @@ class GateConfig:
     """Updates that make a candidate; the last one may have had fewer."""
     margin: float | None = 0.05
     """By how much of its size the score has to rise; null accepts every candidate."""
-    scorer: Literal["critics", "simulator"] = "simulator"
-    """Mean Q in states of the data, or the success of episodes, whose control steps are counted."""
+    scorer: Literal["critics", "simulator", "world"] = "simulator"
+    """Mean Q in states of the data; the success of episodes, whose control steps are counted; or that of
+    imagined episodes, in a world model that is believed."""
+    world: str | None = None
+    """Folder of the world model, for scorer=world."""
     states: int = 1024
     """Of the data, for scorer=critics."""
     episodes: int = 50
-    """For scorer=simulator."""
+    """For scorer=simulator and scorer=world."""
 
     def __post_init__(self) -> None:
-        require_fields(self, "gate.", "critics, simulator", "scorer")
+        require_fields(self, "gate.", "critics, simulator, world", "scorer")
+        is_asked = self.scorer == "world"
+        require(is_asked == (self.world is not None), "gate.world", self.world, _WORLDS[is_asked])
         require_fields(self, "gate.", "0 or more, or null", "margin")
         require_fields(self, "gate.", "1 or more", "every", "states", "episodes")
 

@@ -8,18 +8,24 @@ The distillation is a phase of its own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from robot_rl.algos.chain_ppo import ChainPPOConfig
+from robot_rl.algos.config.on_policy import GateConfig
 from robot_rl.algos.gate import CriticScore, Gate
 from robot_rl.algos.iql import IQL
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.evaluate import evaluate_in
+from robot_rl.sched.opened import opened
+from robot_rl.sim.config import EnvConfig
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import ppo
@@ -54,11 +60,10 @@ def _learn_offline(session: Session, start: Start, policy: Module) -> None:
         train_seed(config.seed, "offline ppo"),
         num_envs=config.num_envs,
     )
-    score = (
-        critic_score(config, start, policy, iql)
-        if cfg.gate.scorer == "critics"
-        else simulator_score(session, start, policy)
-    )
+    if cfg.gate.scorer == "critics":
+        score: Callable[[], float] = critic_score(config, start, policy, iql)
+    else:
+        score = episode_score(session, start, policy, cfg.gate)
     algorithm = resolve("algorithm", "offline_ppo", at="rl100")(
         policy,
         learner,
@@ -97,22 +102,33 @@ def critic_score(config: RunConfig, start: Start, policy: Module, iql: IQL) -> C
     return CriticScore(policy, iql.target_critics, obs, features, z)
 
 
-def simulator_score(session: Session, start: Start, policy: Module) -> Callable[[], float]:
-    """Returns the gate's score by the success of episodes; their control steps are counted.
+def episode_score(session: Session, start: Start, policy: Module, gate: GateConfig) -> Callable[[], float]:
+    """Returns the gate's score by the success of episodes, simulated or imagined; their steps are counted.
 
     Their seeds are the training's: neither quick evaluations nor the held-out episodes have them.
     """
-    config, episodes = session.config, settings_of(session.config, RL100Settings).offline.gate.episodes
+    config, source = session.config, "world" if gate.world else "sim"
     first = train_seed(config.seed, "gate") // 2
-    seeds = np.arange(first, first + episodes, dtype=np.uint64)
-    (env,) = start.eval_envs.values()
+    seeds = np.arange(first, first + gate.episodes, dtype=np.uint64)
+    (real,) = start.eval_envs.values()
+
+    @contextmanager
+    def playground() -> Generator[VectorEnv]:
+        if gate.world is None:
+            yield real
+            return
+        settings = {"starts": {"initial": 1.0, "keyframe": 0.0, "replay": 0.0}}
+        imagined = EnvConfig(kind="world", id=gate.world, task=config.env.task, settings=settings)
+        device, holder = simulation(imagined, gate.episodes), f"train {config.recipe}: gate"
+        with opened(device, holder=holder, wait_s=config.lease_wait_s) as env:
+            yield env
 
     def score() -> float:
         acting = copy.deepcopy(policy).eval()
-        with session.timer.stage("gate"):
+        with session.timer.stage("gate"), playground() as env:
             found = evaluate_in(env, acting, seeds=seeds, n_exec=config.n_exec, device=config.device)
         session.counters.env_steps += int(found.steps.sum())
-        session.counters.bill("sim", int(found.steps.sum()))
+        session.counters.bill(source, int(found.steps.sum()))
         return found.rate
 
     return score
