@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 SUMMARY = "fit a world model to recorded episodes, and measure how far it can be believed"
 
+_STRIPS = 4
+"""Episodes in pictures.png."""
 _HELP = """\
 Usage: robot-rl worlds fit data=<dataset>[,<dataset>...] out=<folder> [env.<setting>=...] [model.members=5]
                            [model.stride=4] [fit.updates=6000] [outcome=predicate|classifier] [curve=false]
-                           [seed=0] [torch_threads=1] [lease_wait_s=0] [--json]
+                           [images.cameras=<name>,...] [images.updates=2000] [images.codec_updates=2000]
+                           [seed=0] [device=cpu] [torch_threads=1] [lease_wait_s=0] [--json]
        robot-rl worlds fit data=<dataset> out=<folder> served.id=<module>:<function> [served.python=<path>]
                            [served.settings.<name>=...] [served.timeout_s=60] [served.rows=256]
        robot-rl worlds audit world=<folder> [data=<newer dataset>,...] [--json]
@@ -41,6 +44,9 @@ fit      learns how the state of an env goes on from recorded episodes: of `robo
          exploration must be among them: a model of successes alone expects success. The folder is a device
          of kind `world` (robot-rl devices), which gives no lease while the model is not believed. The same
          command goes on after a kill. curve=true also draws the error against the number of episodes.
+         images.cameras= learns pictures too, of 64 or 128 pixels: imagined episodes then show them, and
+         pictures.png has held-out episodes, real and predicted. What a policy sees of the state is given as
+         it was collected: env.state=joint,tool.
          With served.id= nothing is learned: a model of others, in a process of its own Python, is calibrated
          and judged in the same way, and then imagines as ours do. docs/worlds.md shows one of 15 lines.
 audit    measures the model again; with data=, whether it is surprised by newer real episodes.
@@ -56,6 +62,9 @@ Examples:
   robot-rl collect task=push_cube episodes=300 bias_m=0.02 noise_m=0.02 out=demos/push
   robot-rl worlds fit data=demos/push out=worlds/push
   robot-rl worlds imagine world=worlds/push policy=runs/<folder> video=2
+  robot-rl collect task=push_cube episodes=300 bias_m=0.02 noise_m=0.02 state=joint,tool cameras=left
+                   image_size=64,64 out=demos/seen
+  robot-rl worlds fit data=demos/seen out=worlds/seen env.state=joint,tool images.cameras=left
 """
 
 
@@ -82,6 +91,8 @@ class FitCommand(WorldSettings):
         require(bool(self.data), "data", list(self.data), "folders of datasets")
         if self.served.id is not None:
             require(not self.curve, "curve", self.curve, "false with served.id: nothing is fitted")
+            cameras = self.images.cameras
+            require(not cameras, "images.cameras", list(cameras), "none with served.id: nothing is fitted")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
 
@@ -143,10 +154,11 @@ def _fit(words: list[str]) -> Outcome:
     from robot_rl.worlds.plots import draw_calibration, draw_curve
 
     torch.set_num_threads(options.torch_threads)
-    real = _real_env(options.env, options.data[0], options.lease_wait_s)
+    real = _real_env(options)
     _keep_settings(out, options)
     with ProgressDisplay() as display:
-        history = read_history(options.data, real.meta, display.message)
+        cameras = options.images.cameras
+        history = read_history(options.data, real.meta, display.message, cameras=cameras)
         display.message(
             f"{history.num_episodes} episodes of {real.meta.task} on {real.meta.robot}, {history.steps:,} "
             f"control steps, {history.solved().mean():.0%} solved"
@@ -164,22 +176,62 @@ def _fit(words: list[str]) -> Outcome:
     world.save(out)
     enter(out)
     draw_calibration(out / "calibration.png", str(out), world.report.depths, world.calibration, played)
+    if world.images is not None:
+        _draw_strips(out / "pictures.png", world)
     return 0, _print(out, world)
+
+
+def _draw_strips(path: Path, world: World) -> None:
+    """Draws held-out episodes, predicted open loop from their first pictures."""
+    import numpy as np
+
+    from robot_rl.worlds.history import AUDIT
+    from robot_rl.worlds.images.play import film_strip
+    from robot_rl.worlds.plots import draw_strips
+
+    assert world.images is not None
+    history, k = world.history, world.model.config.stride
+    lengths = history.last - history.first
+    chosen = [e for e in history.split(AUDIT) if lengths[e] >= 2 * k][:_STRIPS]
+    begun = history.first[np.array(chosen, int)]
+    depths, strips = film_strip(world.images, world.model, history, begun)
+    draw_strips(path, strips, depths, k)
+    print(f"{path}: real pictures, and below each row the predicted ones")
 
 
 def _learned(
     history: History, real: RealEnv, options: FitCommand, out: Path, display: ProgressDisplay
 ) -> tuple[World, list[Played]]:
-    from robot_rl.worlds.build import fitted
+    from robot_rl.worlds.build import fitted, pictures_fitted
 
+    images = None
+    if options.images.cameras:
+        total = options.images.codec_updates + options.images.updates
+        with display.phase("pictures", total, unit="updates") as progress:
+            images = pictures_fitted(
+                history,
+                options,
+                seed=options.seed,
+                folder=out,
+                device=options.device,
+                shown=lambda done, found: progress.update(done, note=f"error {found['held_out_error']:.3f}"),
+            )
     with display.phase("fit", options.fit.updates, unit="updates") as progress:
+
+        def shown(done: int, found: Mapping[str, float]) -> None:
+            progress.update(done, note=f"error {found['held_out_error']:.3f}")
+            if done == options.fit.updates:
+                display.message("then: what success looks like, calibration, replays of held-out episodes")
+
         return fitted(
             history,
             real,
             options,
             seed=options.seed,
+            images=images,
             folder=out,
-            shown=lambda done, found: progress.update(done, note=f"error {found['held_out_error']:.3f}"),
+            device=options.device,
+            shown=shown,
         )
 
 
@@ -201,19 +253,24 @@ def _keep_settings(out: Path, options: FitCommand) -> None:
     write_json(path, settings, is_checked=True)
 
 
-def _real_env(env: EnvConfig, data: str, wait_s: float) -> RealEnv:
-    """Returns what the episodes of a dataset are of."""
+def _real_env(options: FitCommand) -> RealEnv:
+    """Returns what the episodes of the datasets are of; cameras draw in the size of the recorded pictures."""
     from robot_rl.data.demos import open_demonstrations
     from robot_rl.rollout.envs import simulation
     from robot_rl.sched.opened import opened
     from robot_rl.worlds.build import RealEnv
     from robot_rl.worlds.saved import imitated
 
-    meta = open_demonstrations(data)[1]
+    dataset, meta = open_demonstrations(options.data[0])
+    env = options.env
     if env.kind == "sim":
         env = replace(env, task=meta.task, robot=env.robot or meta.robot)
-    env = imitated(env)
-    with opened(simulation(env, 1), holder=f"worlds {meta.task}", wait_s=wait_s) as found:
+    for camera in options.images.cameras[:1]:
+        recorded = dataset.features.get(f"{camera}.rgb")
+        if recorded is not None:
+            env = replace(env, image_size=recorded.shape[:2])
+    env = imitated(env, options.images.cameras)
+    with opened(simulation(env, 1), holder=f"worlds {meta.task}", wait_s=options.lease_wait_s) as found:
         return RealEnv.of(env, found)
 
 
@@ -286,10 +343,13 @@ def _simulations(world: World, num_envs: int, wait_s: float) -> Generator[Any]:
 @contextmanager
 def _film(world: World, options: ShowCommand) -> Generator[Any]:
     """Yields what films, with simulations of its own; None if no film is wanted."""
-    from robot_rl.train.imagine import Film
+    from robot_rl.train.imagine import CameraFilm, Film
 
     if not options.video:
         yield None
+        return
+    if world.images is not None:
+        yield CameraFilm(world.images.config.cameras[0], options.video)
         return
     require(world.env.kind == "sim", "video", options.video, "0 but with a task of ours")
     with _simulations(world, options.video, options.lease_wait_s) as env:
@@ -351,11 +411,15 @@ def _print(folder: Path, world: World) -> dict[str, Any]:
 
     report, spec = world.report, world_spec(folder)
     rows = [{name: f"{value:.3g}" for name, value in row.items()} for row in report.depths]
-    Console(width=None if sys.stdout.isatty() else 160).print(
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(
         table_of(
             rows, f"{folder}: {world.meta.task} on {world.meta.robot}, by strides ahead, on the third split"
         )
     )
+    if report.pictures:
+        rows = [{name: f"{value:.3g}" for name, value in row.items()} for row in report.pictures]
+        console.print(table_of(rows, "pictures, likewise: mean absolute error in levels of 255, PSNR in dB"))
     failures, successes = report.replayed
     size = world.model.config
     print(

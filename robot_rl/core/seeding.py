@@ -51,6 +51,7 @@ class Stream(IntEnum):
     RETRIES = 5
     SENSING = 6
     """In each control step, in the place of episodes."""
+    PICTURES = 7
 
 
 class EpisodeRng:

@@ -6,7 +6,7 @@ float32 (B, h, w) in metres. Actions are float32 (B, A) in [-1, 1]. Arrays are t
 on its `device`: numpy's, or torch tensors (`robot_rl.core.arrays`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -218,11 +218,18 @@ def next_episodes(
     return xp.where(mask & is_given, given, seeds), xp.where(is_given, 0, episodes + 1)
 
 
-def set_state_spaces(env: VectorEnv) -> None:
-    """Sets the spaces of an env from its names: a state without bounds, actions in [-1, 1]."""
+def set_spaces(env: VectorEnv, pictures: Mapping[str, tuple[int, int]] | None = None) -> None:
+    """Sets the spaces of an env from its names: a state without bounds, actions in [-1, 1], and pictures.
+
+    Args: pictures: camera -> height and width in pixels.
+    """
     box, batch = gymnasium.spaces.Box, gymnasium.vector.utils.batch_space
-    state = box(-np.inf, np.inf, (len(env.state_names),), np.float32)
-    env.single_observation_space = gymnasium.spaces.Dict({"state": state})
+    shown: dict[str, gymnasium.Space[Any]] = {
+        "state": box(-np.inf, np.inf, (len(env.state_names),), np.float32)
+    }
+    for camera, size in (pictures or {}).items():
+        shown[f"{camera}.rgb"] = box(0, 255, (*size, 3), np.uint8)
+    env.single_observation_space = gymnasium.spaces.Dict(shown)
     env.single_action_space = box(-1.0, 1.0, (len(env.action_names),), np.float32)
     env.observation_space = batch(env.single_observation_space, env.num_envs)
     env.action_space = batch(env.single_action_space, env.num_envs)

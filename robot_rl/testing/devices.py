@@ -21,7 +21,7 @@ from robot_rl.hal.device import DeviceSpec, Fence, LeaseLike
 from robot_rl.hal.health import Health, HealthConfig, HealthMonitor
 from robot_rl.hal.leased import LeasedEnv
 from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
-from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask, set_state_spaces
+from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask, set_spaces
 
 STEP_M = 0.1
 """How far a full-scale action moves the point of `FakeEnv`."""
@@ -54,7 +54,7 @@ class FakeEnv(VectorEnv):
         self.caps = frozenset({"set_state", "fork", "batch"})
         self.action_names = tuple(f"d{i}" for i in range(action_dim))
         self.state_names = ("step", "episode", "seed", *(f"x{i}" for i in range(action_dim)))
-        set_state_spaces(self)
+        set_spaces(self)
         mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": mode, "render_modes": []}
         self._autoreset = autoreset == "same_step"
@@ -298,7 +298,7 @@ class FakeRobotEnv(VectorEnv):
         self.caps = robot.spec.caps
         self.action_names = tuple(f"joint{i}.delta" for i in joints)
         self.state_names = (*(f"joint{i}.pos" for i in joints), *(f"joint{i}.vel" for i in joints))
-        set_state_spaces(self)
+        set_spaces(self)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
         self._step = 0
         self._state = np.zeros(2 * len(joints), np.float32)

@@ -22,6 +22,7 @@ from robot_rl.train.improve.config import (
     ChainSettings,
     DaggerSettings,
     GRPOSettings,
+    ImaginedSettings,
     LatentSettings,
     MethodSettings,
     OffPolicySettings,
@@ -545,17 +546,17 @@ class RunConfig:
         kind, reuse, given = self.method.kind, self.replay.reuse, self.policy
         require(not self.has_arm, "method", kind, "methods with a replay, for an arm or a person")
         require(not reuse, "replay.reuse", list(reuse), f"none with method={kind}, which has no replay")
+        cameras = list(getattr(given, "cameras", ()))
+        if isinstance(self.method, ImaginedSettings):
+            require(not cameras, "policy.cameras", cameras, "none with method=imagined: its model has none")
         if not isinstance(self.method, PlainPPOSettings):
             return
         allowed = f"gaussian with method={kind}"
         require(isinstance(given, GaussianPolicyConfig), "policy.kind", given.chosen, allowed)
         require(given.horizon == 1, "policy.horizon", given.horizon, f"1 with method={kind}")
         require(self.n_exec == 1, "n_exec", self.n_exec, f"1 with method={kind}, which decides at every step")
-        cameras, allowed = (
-            getattr(given, "cameras", ()),
-            f"none with method={kind}, which reads the state alone",
-        )
-        require(not cameras, "policy.cameras", list(cameras), allowed)
+        allowed = f"none with method={kind}, which reads the state alone"
+        require(not cameras, "policy.cameras", cameras, allowed)
         allowed = f"inline with method={kind}, whose rollouts lie in the memory that the learner reads"
         require(self.transport == "inline", "transport", self.transport, allowed)
         rows, parts = self.num_envs * self.method.steps, self.method.algorithm.minibatches

@@ -15,10 +15,13 @@ from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.rollout.evaluate import EvalResult, evaluate_in
 from robot_rl.rollout.stepping import Moment
 from robot_rl.sim.vector import SimVectorEnv
-from robot_rl.worlds.env import ImaginedConfig, WorldEnv
+from robot_rl.worlds.env import ImaginedConfig, WorldEnv, begun_as
 from robot_rl.worlds.saved import World
 
 Array = NDArray[Any]
+Frames = dict[str, list[list[Array]]]
+"""`imagined` and `real`: of each episode its pictures."""
+_LARGER = 4
 
 
 class RealStartsEnv(WorldEnv):
@@ -34,7 +37,7 @@ class RealStartsEnv(WorldEnv):
     ) -> tuple[Obs, dict[str, Any]]:
         """Begins the episodes of the real env's seeds; see `WorldEnv.reset`."""
         obs, infos = self._real.reset(seed=seed, options=options)
-        begun, _ = super().reset(seed=seed, options={**(options or {}), "observed": np.asarray(obs["state"])})
+        begun, _ = super().reset(seed=seed, options={**(options or {}), **begun_as(self.world, obs)})
         return begun, {"success": np.asarray(infos.get("success", np.zeros(self.num_envs, bool)))}
 
 
@@ -91,6 +94,29 @@ def judge_in_both(
     return BothWorlds(imagined, truth, float(over.mean()))
 
 
+class CameraFilm:
+    """Keeps what a camera shows of some episodes of both worlds, where the model predicts it."""
+
+    def __init__(self, camera: str, episodes: int) -> None:
+        """Args: episodes: how many, of the first batch."""
+        self._key, self._episodes = f"{camera}.rgb", episodes
+        self.frames: Frames = empty_frames(episodes)
+
+    def begin(self, seeds: NDArray[np.uint64]) -> None:
+        """Nothing has to be put anywhere."""
+
+    def watch(self, which: str, moment: Moment) -> None:
+        """Keeps a control step of one world, four times as large."""
+        for i in np.flatnonzero(moment.live[: self._episodes]):
+            shown = np.asarray(moment.next_obs[self._key][i])
+            self.frames[which][i].append(shown.repeat(_LARGER, axis=0).repeat(_LARGER, axis=1))
+
+
+def empty_frames(episodes: int) -> Frames:
+    """Returns films without a picture."""
+    return {which: [[] for _ in range(episodes)] for which in ("imagined", "real")}
+
+
 class Film:
     """Draws some episodes of both worlds with the simulator's camera, from observed and predicted states."""
 
@@ -98,9 +124,7 @@ class Film:
         """Args: env: simulations of the task, to draw with; episodes: how many, of the first batch."""
         self._env, self._episodes, self._size = env, episodes, size
         self._start: Array | None = None
-        self.frames: dict[str, list[list[Array]]] = {
-            which: [[] for _ in range(episodes)] for which in ("imagined", "real")
-        }
+        self.frames: Frames = empty_frames(episodes)
 
     def begin(self, seeds: NDArray[np.uint64]) -> None:
         """Puts the simulations into the states in which the episodes begin."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.arrays import Array
+from robot_rl.core.errors import require
 from robot_rl.core.policy import ChunkSample, Encoded, Mode, rows_of
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.adapter import PolicyAdapter, refuse_continuing
@@ -40,7 +42,13 @@ class SearchPolicy(PolicyAdapter):
             world: an env of the model with N times as many rows as ever plan at once; autoreset DISABLED.
             config: how to search.
             n_exec: control steps that are executed of each chunk, imagined ones too.
+
+        Raises:
+            ConfigError: the model has pictures, or the policy cannot be searched.
         """
+        space = cast("gymnasium.spaces.Dict", world.single_observation_space)
+        shown = sorted(set(space) - {"state"})
+        require(not shown, "search.world", ", ".join(shown), "a model of the state alone")
         refuse_continuing(base, "search", "Search among the chunks of its base.")
         super().__init__(base)
         self._world, self._config, self._n_exec = world, config, n_exec

@@ -1,6 +1,7 @@
 """What a world model is worth, measured on real experience that it did not learn from.
 
 depths      errors, coverage of the intervals and rank of disagreement, by depth, on the third split
+pictures    errors of predicted pictures against those of copying the last real one, by depth
 replays     real episodes, played again in the model by their actions from their first states: which real
 failures succeed there (hallucinated success, as in PiL-World and World4RL), which successes fail
 shift       disagreement on episodes newer than the model
@@ -20,6 +21,8 @@ from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.env import ImaginedConfig, WorldEnv
 from robot_rl.worlds.fit import open_loop
 from robot_rl.worlds.history import AUDIT, CALIBRATION, Array, History, Windows
+from robot_rl.worlds.images.model import Images
+from robot_rl.worlds.images.play import picture_rows, play_pictures
 from robot_rl.worlds.outcome import Outcome
 from robot_rl.worlds.saved import World
 from robot_rl.worlds.trust import TrustReport, depth_rows, reasons_against
@@ -36,8 +39,11 @@ def measured(
     horizon: int,
     limits: TrustConfig,
     version: int,
+    images: Images | None = None,
 ) -> tuple[World, list[Played]]:
     """Returns a fitted model with its calibration and its trust report, and the play behind it.
+
+    Args: images: the picture part, fitted to the same history, which has its pictures.
 
     Raises:
         DatasetError: too few held-out episodes.
@@ -52,6 +58,7 @@ def measured(
         real_steps=history.steps,
         depths=depth_rows(calibration, played),
         disagreement=float(np.median(played[0].uncertainty)) if played else 0.0,
+        pictures=[] if images is None else _judged_pictures(images, model, history, limits),
     )
     world = World(
         meta=history.meta,
@@ -63,14 +70,26 @@ def measured(
         history=history,
         limits=limits,
         report=report,
+        images=images,
     )
     world.report = judged(world, report)
     return world, played
 
 
+def _judged_pictures(
+    images: Images, model: Dynamics, history: History, limits: TrustConfig
+) -> list[dict[str, float]]:
+    """Finds the gate of pictures on the second split; returns what the third one says of them, by depth."""
+    scaled = play_pictures(images, model, history, history.split(CALIBRATION))
+    gate = [np.quantile(found.disagreement, limits.gate) for found in scaled]
+    images.depths = np.array([found.depth for found in scaled], float)
+    images.gate = np.maximum.accumulate(np.array(gate))
+    return picture_rows(images, history, play_pictures(images, model, history, history.split(AUDIT)))
+
+
 def judged(world: World, report: TrustReport) -> TrustReport:
     """Returns a report with what replays of the third split say, and its verdict."""
-    success, failed = replayed(world, world.history, world.history.split(AUDIT))
+    success, failed = replayed(world, world.history.split(AUDIT))
     report = replace(
         report,
         false_success=float(failed.mean()) if len(failed) else None,
@@ -80,19 +99,23 @@ def judged(world: World, report: TrustReport) -> TrustReport:
     return replace(report, reasons=reasons_against(report, world.limits))
 
 
-def replayed(world: World, history: History, episodes: Array) -> tuple[Array, Array]:
-    """Plays the actions of real episodes in the model, from their first states, without a gate.
+def replayed(world: World, episodes: Array) -> tuple[Array, Array]:
+    """Plays the actions of real episodes behind the model, from their first states, without a gate.
 
     Returns:
         Whether each real success (n,) succeeds there, and each real failure (m,).
     """
+    history = world.history
     truth = history.solved()[episodes]
     found = np.zeros(len(episodes), bool)
     settings = ImaginedConfig(gate=False)
     for begin in range(0, len(episodes), _BATCH):
         some = episodes[begin : begin + _BATCH]
         env = WorldEnv(world, len(some), autoreset="disabled", settings=settings)
-        env.reset(seed=begin, options={"observed": history.state[history.first[some]]})
+        options = {"observed": history.state[history.first[some]]}
+        if world.images is not None:
+            options["codes"] = world.images.codes[history.first[some]]
+        env.reset(seed=begin, options=options)
         length = history.last[some] - history.first[some]
         live, success = np.ones(len(some), bool), np.zeros(len(some), bool)
         for t in range(int(length.max())):

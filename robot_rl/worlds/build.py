@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import temporary_of
 from robot_rl.data.demos import load_episodes
-from robot_rl.data.episode import SOURCES
 from robot_rl.data.episodes import EpisodesMeta, episodes_meta
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.audit import measured
@@ -22,11 +20,13 @@ from robot_rl.worlds.calibration import Played
 from robot_rl.worlds.config import ServedConfig, WorldSettings
 from robot_rl.worlds.fit import Fitter, bodies_in, check_enough, new_model
 from robot_rl.worlds.history import TRAIN, History
+from robot_rl.worlds.images.fit import ImageFitter, new_images
+from robot_rl.worlds.images.model import Images
 from robot_rl.worlds.outcome import outcome_of
 from robot_rl.worlds.saved import World
 from robot_rl.worlds.served import Served
 
-_CHECKPOINT = ".fitting.pt"
+_CHECKPOINT, _PICTURES_CHECKPOINT = ".fitting.pt", ".fitting-pictures.pt"
 _CHECKPOINT_S = 30.0
 _CURVE = (0.125, 0.25, 0.5, 1.0)
 """Shares of the episodes to learn from, of the curve of error against their number."""
@@ -57,21 +57,21 @@ def _marks(real: Any) -> tuple[str, ...]:
     return () if backend is None else backend.marks()
 
 
-def read_history(folders: tuple[str, ...], expect: EpisodesMeta, say: Callable[[str], None]) -> History:
-    """Returns the real experience in some datasets.
+def read_history(
+    folders: tuple[str, ...],
+    expect: EpisodesMeta,
+    say: Callable[[str], None],
+    *,
+    cameras: Sequence[str] = (),
+) -> History:
+    """Returns the real experience in some datasets, with the pictures of some cameras.
 
     Raises:
-        DatasetError: a dataset is of another task, robot or state, or has imagined steps.
+        DatasetError: a dataset is of another task, robot or state, or has imagined steps, or no such camera.
     """
     parts = list[History]()
     for folder in folders:
-        episodes = load_episodes(folder, expect=expect, say=say)
-        if episodes.source is not None and (episodes.source == SOURCES.index("world")).any():
-            raise DatasetError(
-                f"{folder}: it has imagined steps, of a world model: a model learns from real ones alone. "
-                "Leave this folder out."
-            )
-        parts.append(History.of(episodes))
+        parts.append(History.of(load_episodes(folder, expect=expect, say=say), cameras=cameras))
     return replace(History.joined(parts), meta=expect)
 
 
@@ -83,10 +83,12 @@ def fitted(
     seed: int,
     version: int = 1,
     before: World | None = None,
+    images: Images | None = None,
     folder: Path | None = None,
+    device: str = "cpu",
     shown: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> tuple[World, list[Played]]:
-    """Fits, calibrates and audits a model.
+    """Fits a model of the state, then calibrates and audits all of it.
 
     Args:
         history: real episodes.
@@ -95,17 +97,68 @@ def fitted(
         seed: of weights and batches.
         version: of the model.
         before: the model of fewer episodes whose weights it begins with.
+        images: the picture part, from `pictures_fitted`.
         folder: keeps a checkpoint, from which the next call goes on; removed at the end.
         shown: called with the updates and metrics now and then.
 
     Raises:
         DatasetError: too few episodes.
     """
-    model = new_model(settings.model, history, marks=real.marks, seed=seed)
+    model = new_model(settings.model, history, marks=real.marks, seed=seed).to(device)
     if before is not None:
         model.load_state_dict(before.model.state_dict())
     fitter = Fitter(model, history, settings.fit, seed=seed)
-    checkpoint = None if folder is None else folder / _CHECKPOINT
+    _run_on(fitter, None if folder is None else folder / _CHECKPOINT, shown)
+    codes = None if images is None else images.codes
+    outcome = outcome_of(history, settings.outcome, codes=codes, seed=seed)
+    found = measured(
+        model,
+        outcome,
+        history,
+        env=real.env,
+        horizon=real.horizon,
+        limits=settings.trust,
+        version=version,
+        images=images,
+    )
+    if folder is not None:
+        for name in (_CHECKPOINT, _PICTURES_CHECKPOINT):
+            (folder / name).unlink(missing_ok=True)
+    return found
+
+
+def pictures_fitted(
+    history: History,
+    settings: WorldSettings,
+    *,
+    seed: int,
+    folder: Path | None = None,
+    device: str = "cpu",
+    shown: Callable[[int, Mapping[str, float]], None] | None = None,
+) -> Images:
+    """Learns the pictures of a history's cameras; `fitted` calibrates and audits them.
+
+    Args: folder: keeps a checkpoint, from which the next call goes on, until `fitted` ends.
+
+    Raises:
+        DatasetError: too few episodes, or cameras with pictures of different sizes.
+        ConfigError: of a size that the model does not have.
+    """
+    check_enough(history, settings.model.stride)
+    images = new_images(settings.images, history, stride=settings.model.stride, seed=seed).to(device)
+    fitter = ImageFitter(images, history, seed=seed)
+    _run_on(fitter, None if folder is None else folder / _PICTURES_CHECKPOINT, shown, is_last_kept=True)
+    return images.eval()
+
+
+def _run_on(
+    fitter: Fitter | ImageFitter,
+    checkpoint: Path | None,
+    shown: Callable[[int, Mapping[str, float]], None] | None,
+    *,
+    is_last_kept: bool = False,
+) -> None:
+    """Takes the updates that are left behind a checkpoint, and writes it now and then."""
     if checkpoint is not None and checkpoint.is_file():
         fitter.load_state_dict(torch.load(checkpoint, weights_only=False))
     saved_s = time.monotonic()
@@ -119,13 +172,8 @@ def fitted(
             saved_s = time.monotonic()
 
     fitter.run(note)
-    outcome = outcome_of(history, settings.outcome, seed=seed)
-    found = measured(
-        model, outcome, history, env=real.env, horizon=real.horizon, limits=settings.trust, version=version
-    )
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
-    return found
+    if checkpoint is not None and is_last_kept:
+        _save(checkpoint, fitter.state_dict())
 
 
 def adopted(

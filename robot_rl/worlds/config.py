@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from robot_rl.core.errors import require
+from robot_rl.core.errors import require, require_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,41 @@ class FitConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImagesConfig:
+    """Pictures in the model: which, and how they are learned."""
+
+    cameras: tuple[str, ...] = ()
+    """Those of the episodes that are modelled; none: the state alone."""
+    members: int = 2
+    """Networks that predict codes of pictures; each episode has one of them."""
+    channels: int = 8
+    """Of a code, for each camera."""
+    codec_width: int = 32
+    width: int = 48
+    """Of the networks' first level."""
+    codec_updates: int = 2000
+    """Updates of the autoencoder, before the others."""
+    updates: int = 2000
+    """Updates of each network."""
+    batch: int = 16
+    lr: float = 2e-3
+    noise: float = 0.1
+    """Largest noise on the codes that are read, in deviations."""
+    denoise: int = 4
+    """Steps from noise to a code, where one is drawn."""
+
+    def __post_init__(self) -> None:
+        require(2 <= self.members <= 8, "images.members", self.members, "2 to 8: one has no disagreement")
+        for name in ("codec_width", "width"):
+            value = getattr(self, name)
+            require(value >= 8 and value % 8 == 0, f"images.{name}", value, "8 or more, a multiple of 8")
+        for name in ("channels", "codec_updates", "updates", "batch", "denoise"):
+            require(getattr(self, name) >= 1, f"images.{name}", getattr(self, name), "1 or more")
+        require(self.lr > 0, "images.lr", self.lr, "above 0")
+        require(self.noise >= 0, "images.noise", self.noise, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrustConfig:
     """Limits beyond which a model is not believed."""
 
@@ -121,12 +156,13 @@ class StartsConfig:
     """Two to six strides before a failed episode ended; `replay` where none failed."""
     replay: float = 0.25
     """Any state of real episodes."""
+    drop: float = 0.0
+    """Before the states in which success becomes less probable most, by what became of episodes near them."""
 
     def __post_init__(self) -> None:
-        for name in ("initial", "keyframe", "replay"):
-            require(getattr(self, name) >= 0, f"starts.{name}", getattr(self, name), "0 or more")
-        total = self.initial + self.keyframe + self.replay
-        require(total > 0, "starts", "0 for all", "one above 0")
+        weights = asdict(self)
+        require_fields(self, "starts.", "0 or more", *weights)
+        require(sum(weights.values()) > 0, "starts", "0 for all", "one above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +171,7 @@ class WorldSettings:
 
     model: EnsembleConfig = field(default_factory=EnsembleConfig)
     fit: FitConfig = field(default_factory=FitConfig)
+    images: ImagesConfig = field(default_factory=ImagesConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
     outcome: Literal["predicate", "classifier"] | None = None
     """Who sees success: the task's own predicate, or classifiers of recorded states; the first that fits, if

@@ -8,6 +8,11 @@ an imagined success comes up to k - 1 steps late. An episode is
     truncated    at its horizon, or where the members disagree more than the calibrated gate: the value
                  goes on
 
+Rewards are success, and with `smooth` a potential (Ng, Harada, Russell 1999): an average, which runs over
+strides, of the share of members that see success. The discounted return of an episode that ends by its task
+stays what it was; rewards of steps show earlier where success is near. (DreamSmooth, arXiv 2311.01450,
+smooths rewards themselves, by which returns change where success ends an episode.)
+
 Each episode has one member for all its steps (NEUBAY, arXiv 2512.04341), so that its physics stay the same.
 Starts, members and noise follow from (seed, episode), so episodes of one seed share them.
 B envs, S state elements, A action dim, k control steps of a stride.
@@ -25,9 +30,10 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.seeding import EpisodeRng, Stream
-from robot_rl.hal.vector import Obs, VectorEnv, finite_actions, next_episodes, row_mask, set_state_spaces
+from robot_rl.hal.vector import Obs, VectorEnv, finite_actions, next_episodes, row_mask, set_spaces
 from robot_rl.worlds.config import StartsConfig
 from robot_rl.worlds.history import Array, Window, window_at
+from robot_rl.worlds.images.easel import Easel
 from robot_rl.worlds.saved import World, load_world
 from robot_rl.worlds.starts import Starts
 
@@ -54,12 +60,19 @@ class ImaginedConfig:
     """Share of the deviation that a member states which is drawn, once a stride; 0: its mean."""
     member: int | None = None
     """The one member of all episodes; each draws its own if null."""
+    smooth: float = 0.0
+    """Weight of the newest stride in the running share of members that see success, by whose change the
+    reward is shaped; 0: success alone is rewarded."""
+    gamma_step: float = 0.98
+    """Discount of a control step behind `smooth`: that of the algorithm, or returns change."""
 
     def __post_init__(self) -> None:
         require(self.strides >= 0, "env.settings.strides", self.strides, "0 or more")
         require(0 < self.vote <= 1, "env.settings.vote", self.vote, "above 0, up to 1")
         require(self.hold >= 1, "env.settings.hold", self.hold, "1 or more")
         require(self.noise >= 0, "env.settings.noise", self.noise, "0 or more")
+        require(0 <= self.smooth <= 1, "env.settings.smooth", self.smooth, "0 to 1")
+        require(0 < self.gamma_step <= 1, "env.settings.gamma_step", self.gamma_step, "above 0, up to 1")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> ImaginedConfig:
@@ -117,7 +130,9 @@ class WorldEnv(VectorEnv):
         self.autoreset = autoreset == "same_step"
         mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": mode, "render_modes": [], "render_fps": int(meta.control_hz)}
-        set_state_spaces(self)
+        images = self.world.images
+        set_spaces(self, {} if images is None else dict.fromkeys(images.config.cameras, images.size))
+        self._easel = None if images is None else Easel(images, num_envs, noise=self.config.noise)
         self._starts = Starts(self.world.history, self.config.starts, stride=self.stride)
         self._centre, self._unit = (np.asarray(t.cpu()) for t in (model.centre, model.spread_of_states))
         self._seed, self._episode = np.arange(num_envs, dtype=np.uint64), np.zeros(num_envs, np.uint64)
@@ -130,6 +145,7 @@ class WorldEnv(VectorEnv):
         self._phase, self._elapsed, self._depth, self._held, self._member, self._limit = (
             np.zeros(num_envs, np.int64) for _ in range(6)
         )
+        self._potential = np.zeros(num_envs)
         self._is_fresh = np.ones(num_envs, bool)
         """Which rows of `_shown` are what the model says now."""
         self._seen = True
@@ -159,13 +175,19 @@ class WorldEnv(VectorEnv):
         self._phase[ids] += 1
         self._elapsed[ids] += 1
         self._is_fresh[ids] = False
+        if self._easel is not None:
+            self._easel.touched(ids)
         success, failed, cut, lost = (np.zeros(self.num_envs, bool) for _ in range(4))
+        before = self._potential.copy()
         due = ids[(self._phase[ids] == self.stride) | (self._elapsed[ids] >= self._limit[ids])]
         if len(due):
             success[due], failed[due], cut[due], lost[due] = self._advance(due)
         terminated = (success | failed) & ~lost
         truncated = rows & ((self._elapsed >= self._limit) | cut | lost) & ~terminated
         ended = terminated | truncated
+        self._potential[terminated] = 0.0
+        shaped = (self.config.gamma_step * self._potential - before) * rows
+        reward = success + (shaped if self.config.smooth else 0.0)
         infos: dict[str, Any] = {
             "success": success,
             "is_success": success,
@@ -177,13 +199,13 @@ class WorldEnv(VectorEnv):
             "diverged": lost,
             "source": "world",
         }
-        obs = self._observe() if self._seen else {"state": self._shown.copy()}
+        obs = self._observe(None if self._seen else ended)
         if self.autoreset and ended.any():
             infos |= {"final_obs": obs, "_final_obs": ended}
             infos |= {"final_info": {"success": success.copy()}, "_final_info": ended}
             self._begin(ended, self._episode + np.uint64(1))
-            obs = {"state": np.where(ended[:, None], self._shown, obs["state"])}
-        return obs, success.astype(np.float64), terminated, truncated, infos
+            obs = self._observe(ended)
+        return obs, np.asarray(reward, np.float64), terminated, truncated, infos
 
     def _advance(self, ids: Array) -> tuple[Array, Array, Array, Array]:
         """Goes on to the model's own prediction; returns success, failure, cut and lost (n,)."""
@@ -200,8 +222,14 @@ class WorldEnv(VectorEnv):
         own = own.astype(np.float32)
         lost = ~(np.abs((own - self._centre) / self._unit) < _WORST).all(axis=1)
         own[lost] = self._anchor[ids][lost]
-        votes, failures = self.world.outcome.judge(mean.reshape(-1, mean.shape[2]))
-        most = votes.reshape(len(mean), -1).mean(axis=0) >= self.config.vote
+        codes = None
+        if self._easel is not None:
+            codes, uncertainty = self._advance_pictures(self._easel, ids, own, uncertainty)
+            codes = np.tile(codes, (len(mean), 1, 1, 1))
+        votes, failures = self.world.outcome.judge(mean.reshape(-1, mean.shape[2]), codes)
+        share = votes.reshape(len(mean), -1).mean(axis=0)
+        self._potential[ids] += self.config.smooth * (share - self._potential[ids])
+        most = share >= self.config.vote
         failed = failures.reshape(len(mean), -1)[self._member[ids], rows] & ~most
         self._depth[ids] += 1
         self._held[ids] = np.where(most & ~lost, self._held[ids] + 1, 0)
@@ -214,6 +242,24 @@ class WorldEnv(VectorEnv):
         self._anchor[ids], self._shown[ids] = own, own
         self._phase[ids], self._actions[ids], self._is_fresh[ids] = 0, 0.0, True
         return success, np.asarray(failed & ~cut), cut, np.asarray(lost)
+
+    def _advance_pictures(
+        self, easel: Easel, ids: Array, own: Array, uncertainty: Array
+    ) -> tuple[Array, Array]:
+        """Goes on to the next codes (n, C, h, w); returns them, and what the networks disagree about most.
+
+        Disagreement about pictures is stated as that about states is: limits are where limits are.
+        """
+        facts = {
+            "state": self._anchor[ids],
+            "after": own,
+            "actions": self._actions[ids],
+            "steps": self._phase[ids],
+        }
+        found = easel.advance(ids, facts, (self._member[ids], self._seed[ids], self._episode[ids]))
+        depth = self._depth[ids] + 1
+        scale = self.world.calibration.limit(depth) / easel.images.limit(depth)
+        return easel.codes(ids), np.maximum(uncertainty, found * scale)
 
     def _predicted(self, ids: Array) -> tuple[Array, Array, Array]:
         """Returns means and deviations (M, n, S), and the disagreement (n,), after the actions so far."""
@@ -232,13 +278,27 @@ class WorldEnv(VectorEnv):
         mean, std = (np.concatenate([part[i] for part in parts], axis=1)[:, : len(ids)] for i in range(2))
         return mean, std, np.concatenate([part[2] for part in parts])[: len(ids)].astype(np.float64)
 
-    def _observe(self) -> Obs:
-        """Returns what the model says of every env now; the caller may keep it."""
-        ids = np.flatnonzero(~self._is_fresh)
+    def _observe(self, rows: Array | None = None) -> Obs:
+        """Returns what the model says of the envs now, in the other rows (B,) perhaps something earlier.
+
+        The caller may keep it.
+        """
+        mask = row_mask(rows, self.num_envs)
+        ids = np.flatnonzero(~self._is_fresh & mask)
         if len(ids):
             mean = self._predicted(ids)[0]
             self._shown[ids], self._is_fresh[ids] = mean[self._member[ids], np.arange(len(ids))], True
-        return {"state": self._shown.copy()}
+        obs = {"state": self._shown.copy()}
+        if self._easel is not None:
+            facts = {
+                "state": self._anchor,
+                "after": self._shown,
+                "actions": self._actions,
+                "steps": self._phase,
+            }
+            self._easel.show(np.flatnonzero(mask), facts, self._member)
+            obs |= self._easel.pictures()
+        return obs
 
     # Episodes
 
@@ -250,20 +310,23 @@ class WorldEnv(VectorEnv):
         Args:
             seed: see `VectorEnv`.
             options: `reset_mask` (B,) bool; `observed` (B, S): real states in which to begin an episode, at
-                its first control step.
+                its first control step; with them, of a model of pictures, `codes` (B, C, h, w) of the real
+                pictures: `begun_as` returns both.
 
         Raises:
             ConfigError: an option that does not exist, or states of another size.
         """
         options = options or {}
-        unknown = sorted(set(options) - {"reset_mask", "observed"})
+        unknown = sorted(set(options) - {"reset_mask", "observed", "codes"})
         if unknown:
-            raise ConfigError(f"{self.task}.reset: unknown options {unknown}; allowed: reset_mask, observed")
+            allowed = "reset_mask, observed, codes"
+            raise ConfigError(f"{self.task}.reset: unknown options {unknown}; allowed: {allowed}")
         mask = row_mask(options.get("reset_mask"), self.num_envs)
         self._seed, episodes = next_episodes(seed, mask, self._seed, self._episode, at=self.task)
         self._begin(mask, episodes)
         if "observed" in options:
-            self._put_observed(np.flatnonzero(mask), np.asarray(options["observed"], np.float32))
+            observed = np.asarray(options["observed"], np.float32)
+            self._put_observed(np.flatnonzero(mask), observed, options.get("codes"))
         return self._observe(), {"success": np.zeros(self.num_envs, bool)}
 
     def _begin(self, mask: Array, episodes: Array) -> None:
@@ -279,14 +342,22 @@ class WorldEnv(VectorEnv):
         window = window_at(history, at, self.stride)
         self._anchor[ids], self._past[ids] = window.state, window.past_state
         self._past_action[ids], self._has_past[ids] = window.past_action, window.has_past
+        if self._easel is not None:
+            self._easel.begin(ids, history, at)
         left = self.world.horizon - (at - history.first[history.episode[at]])
         whole = np.maximum(1, left // self.stride) * self.stride  # so that all envs end strides together
         self._start_clock(ids, np.minimum(self.horizon, whole))
 
-    def _put_observed(self, ids: Array, states: Array) -> None:
+    def _put_observed(self, ids: Array, states: Array, codes: Array | None) -> None:
         if states.shape != self._anchor.shape:
             need = self._anchor.shape
             raise ConfigError(f"{self.task}.reset: got `observed` of shape {states.shape}, need {need}")
+        if self._easel is not None:
+            if codes is None:
+                raise ConfigError(
+                    f"{self.task}.reset: `codes` missing: the model has pictures. See `begun_as`."
+                )
+            self._easel.put(ids, codes[ids])
         self._anchor[ids] = self._past[ids] = states[ids]
         self._past_action[ids], self._has_past[ids] = 0.0, False
         self._start_clock(ids, np.full(len(ids), self.horizon))
@@ -295,6 +366,7 @@ class WorldEnv(VectorEnv):
         for counter in (self._phase, self._elapsed, self._depth, self._held):
             counter[ids] = 0
         self._limit[ids], self._actions[ids], self.uncertainty[ids] = limit, 0.0, 0.0
+        self._potential[ids] = 0.0
         self._shown[ids], self._is_fresh[ids] = self._anchor[ids], True
 
     # States
@@ -302,8 +374,10 @@ class WorldEnv(VectorEnv):
     @property
     def _columns(self) -> tuple[Array, ...]:
         """The arrays of which a state row consists, (B, ...) each."""
-        counters = (self._phase, self._elapsed, self._depth, self._held, self._member, self._limit)
-        return (self._anchor, self._past, self._past_action, self._actions, self._has_past, *counters)
+        clocks = (self._phase, self._elapsed, self._depth, self._held, self._limit)
+        counters = (*clocks, self._member, self._potential)
+        states = (self._anchor, self._past, self._past_action, self._actions, self._has_past)
+        return (*states, *counters, *(() if self._easel is None else self._easel.columns))
 
     def get_state(self) -> Array:
         """Returns all that determines an imagined episode but its noise, (B, n) float64."""
@@ -321,6 +395,8 @@ class WorldEnv(VectorEnv):
         for part, values in zip(self._columns, np.split(rows, np.cumsum(sizes)[:-1], axis=1), strict=True):
             part[ids] = values[ids].reshape(len(ids), *part.shape[1:])
         self._shown[ids], self._is_fresh[ids] = self._anchor[ids], self._phase[ids] == 0
+        if self._easel is not None:
+            self._easel.touched(ids)
         return self._observe()
 
     def state_dict(self) -> dict[str, Any]:
@@ -334,3 +410,12 @@ class WorldEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Nothing is open."""
+
+
+def begun_as(world: World, obs: Obs) -> dict[str, Any]:
+    """Returns the options of a reset that begins episodes in what was observed of real envs (B, ...)."""
+    options: dict[str, Any] = {"observed": np.asarray(obs["state"])}
+    if world.images is not None:
+        cameras = world.images.config.cameras
+        options["codes"] = world.images.encode({name: np.asarray(obs[f"{name}.rgb"]) for name in cameras})
+    return options

@@ -5,8 +5,8 @@ N rows, S state elements, A action dim, k control steps of a stride.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,16 @@ class History:
     """(E,) row of the last state."""
     ended: Array
     """(E,) bool: the task ended the episode; else the clock did."""
+    pictures: dict[str, Array] = field(default_factory=lambda: dict[str, Array]())
+    """Camera -> (N, h, w, 3) uint8, where they are learned from; a model on the disk has none."""
 
     @classmethod
-    def of(cls, episodes: Episodes) -> History:
-        """Returns the history of episodes in memory, from their `state`."""
+    def of(cls, episodes: Episodes, *, cameras: Sequence[str] = ()) -> History:
+        """Returns the history of episodes in memory, from their `state` and the pictures of some cameras.
+
+        Raises:
+            DatasetError: a camera is not there.
+        """
         begin, end = episodes.bounds()
         number, steps = np.arange(len(begin)), np.arange(len(episodes.action))
         rows = steps + episodes.episode_index  # one state more for each episode before
@@ -56,6 +62,11 @@ class History:
         state[rows], state[last] = episodes.obs["state"], episodes.final_obs["state"]
         action = np.zeros((size, episodes.action.shape[1]), np.float32)
         action[rows] = episodes.action
+        pictures = dict[str, Array]()
+        for camera in cameras:
+            shown, final = (_pictures_of(part, camera) for part in (episodes.obs, episodes.final_obs))
+            pictures[camera] = np.empty((size, *shown.shape[1:]), np.uint8)
+            pictures[camera][rows], pictures[camera][last] = shown, final
         success = np.zeros(size, bool)
         success[rows + 1] = episodes.success.astype(bool)
         episode = np.zeros(size, np.int64)
@@ -69,6 +80,7 @@ class History:
             first=begin + number,
             last=last,
             ended=episodes.terminated[end - 1].astype(bool),
+            pictures=pictures,
         )
 
     @classmethod
@@ -96,6 +108,10 @@ class History:
             episode=np.concatenate([part.episode + count for part, count in zip(parts, counts, strict=True)]),
             first=np.concatenate([part.first + size for part, size in zip(parts, sizes, strict=True)]),
             last=np.concatenate([part.last + size for part, size in zip(parts, sizes, strict=True)]),
+            pictures={
+                camera: np.concatenate([part.pictures[camera] for part in parts])
+                for camera in parts[0].pictures
+            },
         )
 
     @property
@@ -135,7 +151,17 @@ class History:
             first=last - length + 1,
             last=last,
             ended=self.ended[episodes],
+            pictures={camera: shown[rows] for camera, shown in self.pictures.items()},
         )
+
+
+def _pictures_of(obs: Mapping[str, Array], camera: str) -> Array:
+    """Returns a camera's pictures."""
+    key = f"{camera}.rgb"
+    if key not in obs:
+        there = ", ".join(name.removesuffix(".rgb") for name in obs if name.endswith(".rgb")) or "none"
+        raise DatasetError(f"images.cameras: got {camera!r}, the episodes have pictures of: {there}")
+    return obs[key]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Success and failure in predicted states: by the task's own predicate, or by classifiers that learned it.
 
-B rows, S state elements.
+B rows, S state elements; of codes of pictures, if the model has any, C channels and h x w cells.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.task import Task, state_quantities
 from robot_rl.worlds.history import AUDIT, TRAIN, Array, History
 
-_NETWORKS, _WIDTH = 5, 64
+_NETWORKS, _WIDTH, _SEEN = 5, 64, 16
+_CODE_NOISE = 0.2
+"""In training, in deviations of a code: predicted codes are less sharp than recorded ones."""
+_AT_ONCE = 4096
+"""Rows that are judged together."""
 _AGREES = 0.99
 """Share of recorded states in which a predicate must say what was recorded, to be used."""
 
@@ -29,8 +33,8 @@ class Outcome(Protocol):
 
     kind: str
 
-    def judge(self, states: Array) -> tuple[Array, Array]:
-        """Returns success and failure (B,) in states (B, S)."""
+    def judge(self, states: Array, codes: Array | None = None) -> tuple[Array, Array]:
+        """Returns success and failure (B,) in states (B, S) with the codes (B, C, h, w) of their pictures."""
         ...
 
 
@@ -60,7 +64,7 @@ class PredicateOutcome:
                 f"world model: success of {task} needs what is not observed: {error}"
             ) from error
 
-    def judge(self, states: Array) -> tuple[Array, Array]:
+    def judge(self, states: Array, codes: Array | None = None) -> tuple[Array, Array]:
         verdict = self._task.evaluate(View(states, self._columns, self._fingers))
         success = np.asarray(verdict["success"], bool)
         return success, np.asarray(verdict.get("fail", np.zeros_like(success)), bool)
@@ -76,35 +80,60 @@ def _columns(quantities: tuple[str, ...], names: tuple[str, ...]) -> dict[str, s
     return columns
 
 
+class Judge(nn.Module):
+    """One network: a state, and what is anywhere in a code of pictures, to the logit of success."""
+
+    def __init__(self, state_dim: int, channels: int) -> None:
+        super().__init__()
+        self.look = nn.Sequential()
+        if channels:
+            first, then = (nn.Conv2d(size, _SEEN, 3, padding=1) for size in (channels, _SEEN))
+            self.look = nn.Sequential(first, nn.SiLU(), then)
+        self.decide = nn.Sequential(
+            nn.Linear(state_dim + (_SEEN if channels else 0), _WIDTH),
+            nn.SiLU(),
+            nn.Linear(_WIDTH, _WIDTH),
+            nn.SiLU(),
+            nn.Linear(_WIDTH, 1),
+        )
+
+    def forward(self, state: Tensor, codes: Tensor | None) -> Tensor:
+        """Returns logits (B,) of states (B, S) and codes (B, C, h, w)."""
+        if codes is not None:
+            state = torch.cat([state, self.look(codes).amax(dim=(2, 3))], dim=1)
+        return self.decide(state)[:, 0]
+
+
 class ClassifierOutcome(nn.Module):
     """Small networks that learned which recorded states are successes; most of them must say so.
 
     Successes are far fewer than other states, so half of each batch is of either kind. The vote is for
-    precision, which matters most (DiWA, arXiv 2508.03645, section 5).
+    precision, which matters most (DiWA, arXiv 2508.03645, section 5). Where there are pictures, the networks
+    see their codes too, with noise in training, and only what is somewhere in them: a cube over its goal
+    looks the same wherever it is.
     """
 
     kind = "classifier"
 
-    def __init__(self, state_dim: int) -> None:
+    def __init__(self, state_dim: int, channels: int = 0) -> None:
+        """Args: channels: C of a code; 0 without pictures."""
         super().__init__()
-        width = _WIDTH
-        self.networks = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(state_dim, width),
-                nn.SiLU(),
-                nn.Linear(width, width),
-                nn.SiLU(),
-                nn.Linear(width, 1),
-            )
-            for _ in range(_NETWORKS)
-        )
+        self.networks = nn.ModuleList(Judge(state_dim, channels) for _ in range(_NETWORKS))
         self.register_buffer("centre", torch.zeros(state_dim))
         self.register_buffer("scale", torch.ones(state_dim))
         self.centre: Tensor
         self.scale: Tensor
 
-    def fit(self, history: History, *, updates: int = 1500, batch: int = 256, seed: int = 0) -> None:
-        """Learns from the recorded states of the first split.
+    def fit(
+        self,
+        history: History,
+        codes: Array | None = None,
+        *,
+        updates: int = 1500,
+        batch: int = 256,
+        seed: int = 0,
+    ) -> None:
+        """Learns from the recorded states of the first split, and the codes (N, C, h, w) of their pictures.
 
         Raises:
             ConfigError: no state of it is a success, or none is not.
@@ -125,25 +154,39 @@ class ClassifierOutcome(nn.Module):
             loss = torch.zeros(())
             for network in self.networks:
                 drawn = np.concatenate([rng.choice(kind, batch // 2) for kind in kinds])
-                logits = network((torch.from_numpy(history.state[drawn]) - self.centre) / self.scale)[:, 0]
+                state, seen = self._inputs(history.state[drawn], None if codes is None else codes[drawn])
+                if seen is not None:
+                    noise = rng.standard_normal(tuple(seen.shape)).astype(np.float32)
+                    seen = seen + _CODE_NOISE * torch.from_numpy(noise)
+                logits = network(state, seen)
                 loss = loss + nn.functional.binary_cross_entropy_with_logits(logits, target)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
 
     @torch.no_grad()
-    def judge(self, states: Array) -> tuple[Array, Array]:
-        x = (torch.from_numpy(np.ascontiguousarray(states)) - self.centre) / self.scale
-        votes = torch.stack([torch.sigmoid(network(x)[:, 0]) > 0.5 for network in self.networks])
-        success = votes.float().mean(dim=0).numpy() > 0.5
+    def judge(self, states: Array, codes: Array | None = None) -> tuple[Array, Array]:
+        """See `Outcome.judge`."""
+        success = np.zeros(len(states), bool)
+        for rows in np.array_split(np.arange(len(states)), max(1, -(-len(states) // _AT_ONCE))):
+            state, seen = self._inputs(states[rows], None if codes is None else codes[rows])
+            votes = torch.stack([torch.sigmoid(network(state, seen)) > 0.5 for network in self.networks])
+            success[rows] = votes.float().mean(dim=0).numpy() > 0.5
         return success, np.zeros_like(success)
 
+    def _inputs(self, states: Array, codes: Array | None) -> tuple[Tensor, Tensor | None]:
+        state = (torch.from_numpy(np.ascontiguousarray(states)) - self.centre) / self.scale
+        return state, None if codes is None else torch.from_numpy(codes.astype(np.float32))
 
-def agreement(outcome: Outcome, history: History, split: str = AUDIT) -> Mapping[str, float]:
-    """Returns precision, recall and accuracy of an outcome on recorded states of a split."""
+
+def agreement(
+    outcome: Outcome, history: History, split: str = AUDIT, *, codes: Array | None = None
+) -> Mapping[str, float]:
+    """Returns precision, recall and accuracy of an outcome on recorded states (and codes) of a split."""
     rows = np.flatnonzero(np.isin(history.episode, history.split(split)))
     rows = rows[rows > history.first[history.episode[rows]]]
-    found, true = outcome.judge(history.state[rows])[0], history.success[rows]
+    seen = None if codes is None else codes[rows]
+    found, true = outcome.judge(history.state[rows], seen)[0], history.success[rows]
     both = float((found & true).sum())
     return {
         "precision": both / max(1.0, float(found.sum())),
@@ -152,10 +195,12 @@ def agreement(outcome: Outcome, history: History, split: str = AUDIT) -> Mapping
     }
 
 
-def outcome_of(history: History, kind: str | None, *, seed: int = 0) -> Outcome:
+def outcome_of(history: History, kind: str | None, *, codes: Array | None = None, seed: int = 0) -> Outcome:
     """Returns the task's predicate where it can be used and agrees with what was recorded; else classifiers.
 
-    Args: kind: `predicate` or `classifier`, or None for the first that fits.
+    Args:
+        kind: `predicate` or `classifier`, or None for the first that fits.
+        codes: (N, C, h, w), of the pictures, if the model has any: classifiers see them too.
 
     Raises:
         ConfigError: the predicate was asked for and cannot be used, or there is no success to learn from.
@@ -174,8 +219,9 @@ def outcome_of(history: History, kind: str | None, *, seed: int = 0) -> Outcome:
         except ConfigError:
             if kind is not None:
                 raise
-    classifier = ClassifierOutcome(history.state.shape[1])
-    classifier.fit(history, seed=seed)
+    channels = 0 if codes is None else codes.shape[1]
+    classifier = ClassifierOutcome(history.state.shape[1], channels)
+    classifier.fit(history, codes, seed=seed)
     return classifier
 
 

@@ -48,7 +48,7 @@ def draw_calibration(
     for limit in calibration.gate[:1]:
         cloud.axvline(limit, color="0.3", linestyle=":", label="gate")
     cloud.set(xlabel="disagreement of the members", ylabel="error", xscale="log", yscale="log")
-    cloud.legend(frameon=False, title="strides", fontsize=8)
+    cloud.legend(title="strides", fontsize=8, loc="lower right")
     figure.savefig(path)
 
 
@@ -85,6 +85,21 @@ def draw_curve(path: Path, title: str, rows: Sequence[Mapping[str, float]]) -> N
     axes.set(
         xlabel="episodes to learn from", ylabel="held-out error", xscale="log", yscale="log", title=title
     )
+    figure.savefig(path)
+
+
+def draw_strips(path: Path, strips: Array, depths: Sequence[int], stride: int) -> None:
+    """Writes strips (h, w, 3) of real and predicted pictures, with what the columns are."""
+    height, width = strips.shape[:2]
+    columns = 1 + len(depths)
+    figure = Figure(figsize=(1.4 * columns, 1.4 * columns * height / width + 0.4), dpi=_DPI)
+    axes = figure.add_axes((0, 0, 1, 1 - 0.4 / figure.get_figheight()))
+    axes.imshow(strips, interpolation="nearest")
+    axes.axis("off")
+    names = ["last real", *(f"{depth * stride} steps ahead" for depth in depths)]
+    top = 1 - 0.2 / figure.get_figheight()
+    for number, name in enumerate(names):
+        figure.text((number + 0.5) / columns, top, name, ha="center", va="center")
     figure.savefig(path)
 
 

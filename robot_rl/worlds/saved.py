@@ -1,11 +1,12 @@
 """A world model on the disk: what it is of, its weights, its scales, its trust report, and its experience.
 
-A folder with world.json (written last), model.safetensors, outcome.safetensors, arrays.npz and history.npz.
+A folder with world.json (written last), model.safetensors, outcome.safetensors, arrays.npz and history.npz;
+with pictures images.safetensors and images.npz, which has their codes: the pictures stay in the dataset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.calibration import Calibration
-from robot_rl.worlds.config import EnsembleConfig, ServedConfig, TrustConfig
+from robot_rl.worlds.config import EnsembleConfig, ImagesConfig, ServedConfig, TrustConfig
 from robot_rl.worlds.diffusion import Learned, untrained
 from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.history import History
+from robot_rl.worlds.images.model import Images
 from robot_rl.worlds.inventory import HEAD, REMEDY, env_of, head_of
 from robot_rl.worlds.outcome import ClassifierOutcome, Outcome, PredicateOutcome, state_of
 from robot_rl.worlds.served import Served
@@ -50,6 +52,8 @@ class World:
     """The real experience behind it; imagined episodes begin there."""
     limits: TrustConfig
     report: TrustReport
+    images: Images | None = None
+    """The picture part, where the model has one."""
 
     def check(self, meta: EpisodesMeta, *, at: str) -> None:
         """Refuses another task, robot, rate or state.
@@ -64,13 +68,14 @@ class World:
     def save(self, folder: Path) -> None:
         """Writes the folder, or replaces what is in it; world.json comes last."""
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
-        _replace_tensors(folder / "model.safetensors", weights)
-        judged = {name: value.detach().cpu().contiguous() for name, value in state_of(self.outcome).items()}
-        if judged:
+        _replace_tensors(folder / "model.safetensors", _on_cpu(self.model.state_dict()))
+        if judged := _on_cpu(state_of(self.outcome)):
             _replace_tensors(folder / "outcome.safetensors", judged)
         _replace_arrays(folder / "arrays.npz", self.calibration.arrays())
         _replace_arrays(folder / "history.npz", {name: getattr(self.history, name) for name in _OF_HISTORY})
+        if self.images is not None:
+            _replace_tensors(folder / "images.safetensors", _on_cpu(self.images.state_dict()))
+            _replace_arrays(folder / "images.npz", self.images.arrays())
         head = {
             "meta": asdict(self.meta),
             "env": plain(self.env),
@@ -79,6 +84,7 @@ class World:
             "outcome": self.outcome.kind,
             "limits": asdict(self.limits),
             "report": asdict(self.report),
+            "images": None if self.images is None else self.images.to_json(),
         }
         write_json(folder / HEAD, head, is_checked=True)
 
@@ -106,7 +112,8 @@ def load_world(folder: str | Path, *, device: str = "cpu") -> World:
             calibration = Calibration.of({name: arrays[name] for name in arrays.files})
         with np.load(path / "history.npz") as arrays:
             history = History(meta=meta, **{name: arrays[name] for name in _OF_HISTORY})
-        outcome = _outcome(head["outcome"], meta, path)
+        images = _images(head.get("images"), head["model"], meta, path)
+        outcome = _outcome(head["outcome"], meta, images, path)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -121,6 +128,7 @@ def load_world(folder: str | Path, *, device: str = "cpu") -> World:
         history=history,
         limits=build(TrustConfig, head["limits"]),
         report=build(TrustReport, head["report"]),
+        images=None if images is None else images.to(device).eval(),
     )
 
 
@@ -133,17 +141,43 @@ def _model(sizes: dict[str, Any], meta: EpisodesMeta) -> Learned | Served:
     return untrained(build(EnsembleConfig, sizes), state_dim, action_dim, aside=aside)
 
 
-def _outcome(kind: str, meta: EpisodesMeta, folder: Path) -> Outcome:
+def _images(
+    sizes: dict[str, Any] | None, model: dict[str, Any], meta: EpisodesMeta, folder: Path
+) -> Images | None:
+    """Returns the picture part that `to_json` described, with what was learned and measured."""
+    if sizes is None:
+        return None
+    height, width = sizes["size"]
+    images = Images(
+        build(ImagesConfig, sizes["config"]),
+        (height, width),
+        stride=int(model["stride"]),
+        state_dim=len(meta.state_names),
+        action_dim=len(meta.action_names),
+    )
+    images.load_state_dict(load_file(folder / "images.safetensors"))
+    with np.load(folder / "images.npz") as arrays:
+        images.codes, images.depths, images.gate = (arrays[name] for name in images.arrays())
+    return images
+
+
+def _outcome(kind: str, meta: EpisodesMeta, images: Images | None, folder: Path) -> Outcome:
     if kind == PredicateOutcome.kind:
         return PredicateOutcome(meta.task, meta.robot, meta.state_names)
-    classifier = ClassifierOutcome(len(meta.state_names))
+    channels = 0 if images is None else images.codes.shape[1]
+    classifier = ClassifierOutcome(len(meta.state_names), channels)
     classifier.load_state_dict(load_file(folder / "outcome.safetensors"))
     return classifier
 
 
-def imitated(env: EnvConfig) -> EnvConfig:
-    """Returns the env without what a model of its state does not have: pictures, banks, drawn dynamics."""
-    return replace(env.unseen(), resets=EnvConfig().resets, num_threads=0, dump_diverged=None)
+def imitated(env: EnvConfig, cameras: Sequence[str] = ()) -> EnvConfig:
+    """Returns the env without what a model does not have: banks, late pictures, other cameras than these."""
+    rest = {"resets": EnvConfig().resets, "num_threads": 0, "dump_diverged": None}
+    return replace(env.unseen(), cameras=tuple(cameras), **rest)
+
+
+def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
 
 def _replace_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

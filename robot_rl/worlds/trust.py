@@ -33,6 +33,9 @@ class TrustReport:
     """Share of replayed real successes that the model has fail."""
     replayed: tuple[int, int] = (0, 0)
     """How many failures, and successes, were replayed."""
+    pictures: list[dict[str, float]] = field(default_factory=lambda: list[dict[str, float]]())
+    """By depth: errors of predicted pictures, those of copying the last real one, and rank correlation of the
+    networks' disagreement with the error; empty without pictures."""
     disagreement: float = 0.0
     """Median disagreement one stride ahead on the third split, with which newer episodes are compared."""
     shift: float | None = None
@@ -90,6 +93,18 @@ def reasons_against(report: TrustReport, limits: TrustConfig) -> tuple[str, ...]
         if row["rank_disagreement"] < limits.min_rank:
             found.append(
                 f"at depth {depth} disagreement does not rank errors: correlation "
+                f"{row['rank_disagreement']:.2f}, need {limits.min_rank:g}"
+            )
+    for row in report.pictures:
+        depth = int(row["depth"])
+        if depth == 1 and row["psnr"] <= row["psnr_of_copying"]:
+            found.append(
+                f"its pictures at depth 1 are no better than the last real ones: {row['psnr']:.1f} dB, "
+                f"copying has {row['psnr_of_copying']:.1f}"
+            )
+        if row["rank_disagreement"] < limits.min_rank:
+            found.append(
+                f"at depth {depth} disagreement about pictures does not rank errors: correlation "
                 f"{row['rank_disagreement']:.2f}, need {limits.min_rank:g}"
             )
     if report.false_success is not None and report.false_success > limits.max_false_success:

@@ -18,6 +18,7 @@ from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.env import ImaginedConfig, WorldEnv
+from robot_rl.worlds.history import Array
 from robot_rl.worlds.inventory import enter, specs, world_spec
 from robot_rl.worlds.saved import World, load_world
 from tests.worlds.conftest import META, STEPS
@@ -84,6 +85,32 @@ def test_success_needs_most_members_and_ends_the_episode(world: World) -> None:
     assert done.infos["success"].tolist() == [True, False]
     assert done.reward.sum(axis=1).tolist() == [1.0, 0.0]
     assert done.valid[0].sum() in (8, 12)
+
+
+class Votes:
+    """An outcome whose members see success one after the other: one in three, two, then all."""
+
+    kind = "votes"
+
+    def __init__(self) -> None:
+        self.strides = 0
+
+    def judge(self, states: Array, codes: Array | None = None) -> tuple[Array, Array]:
+        self.strides += 1
+        return np.arange(3) < self.strides, np.zeros(3, bool)
+
+
+def test_a_shaped_reward_says_where_success_is_near_and_keeps_the_return(world: World) -> None:
+    world.outcome = Votes()
+    smooth = {"gate": False, "vote": 1.0, "smooth": 0.5, "gamma_step": 0.9}
+    env = WorldEnv(world, 1, autoreset="disabled", settings=smooth)
+    env.reset(seed=0, options={"observed": np.zeros((1, 4), np.float32)})
+    done = env.step_chunk(np.zeros((1, 12, 2), np.float32), 12)
+    # The potential is 1/6 after the first stride of 4, 5/12 after the second, and 0 at the end.
+    by_hand = [0, 0, 0, 0.15, *[-1 / 60] * 3, 0.375 - 1 / 6, *[-5 / 120] * 3, 1 - 5 / 12]
+    assert done.reward[0] == pytest.approx(by_hand)
+    assert done.terminated.all()
+    assert (done.reward[0] * 0.9 ** np.arange(12)).sum() == pytest.approx(0.9**11)
 
 
 def test_the_usual_horizon_is_that_of_real_episodes(world: World) -> None:

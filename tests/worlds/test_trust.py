@@ -85,7 +85,7 @@ def test_a_model_is_not_believed_for_a_reason(change: dict[str, Any], words: str
 
 
 def test_replays_of_real_episodes_end_as_those_did(world: World, history: History) -> None:
-    success, failed = replayed(world, history, history.split(AUDIT))
+    success, failed = replayed(world, history.split(AUDIT))
     assert success.mean() > 0.7
     assert failed.mean() < 0.2
     assert len(success) + len(failed) == len(history.split(AUDIT))

@@ -342,6 +342,9 @@ class ImaginedSettings(PPOSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        cameras = list(self.world.images.cameras)
+        allowed = "none: the model that learns in the loop is of the state alone"
+        require(not cameras, "method.world.images.cameras", cameras, allowed)
         one = ("real_steps", "first_episodes", "more_episodes", "refit_updates", "rollouts")
         for name in (*one, "probe_episodes", "probes", "real_envs", "hold"):
             self._require(name, getattr(self, name) >= 1, "1 or more")

@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.seeding import EpisodeRng
-from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask, set_state_spaces
+from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask, set_spaces
 
 _NEAR, _STEP, _LONGEST = 0.05, 0.1, 30
 
@@ -32,7 +32,7 @@ class Points(VectorEnv):
         self.num_envs, self.task, self.robot, self.instruction = num_envs, name, "point", "Go to 0."
         self.control_hz, self.caps = 10.0, frozenset[str]()
         self.state_names, self.action_names = ("x", "step"), ("move",)
-        set_state_spaces(self)
+        set_spaces(self)
         self._autoreset = autoreset == "same_step"
         mode = AutoresetMode.SAME_STEP if self._autoreset else AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": mode}

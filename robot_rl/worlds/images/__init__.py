@@ -1,0 +1,1 @@
+"""Pictures in a world model: a small autoencoder, and flows in its codes."""

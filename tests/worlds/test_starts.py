@@ -1,0 +1,77 @@
+"""Where imagined episodes begin."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.worlds.config import StartsConfig
+from robot_rl.worlds.history import AUDIT, History
+from robot_rl.worlds.starts import Starts, drops, values
+from tests.worlds.conftest import META
+
+EPISODES, LENGTH, STRIDE = 40, 13, 2
+
+
+def forked() -> History:
+    """Points that begin at 0: those of even number go right and are solved, the others go left and fail."""
+    rng = np.random.default_rng(0)
+    way = np.where(np.arange(EPISODES) % 2 == 0, 0.1, -0.1)[:, None] * np.arange(LENGTH)
+    state = np.zeros((EPISODES, LENGTH, 4), np.float32)
+    state[..., 0] = way + 0.001 * rng.standard_normal(way.shape)
+    success = np.zeros((EPISODES, LENGTH), bool)
+    success[::2, -1] = True
+    first = np.arange(EPISODES) * LENGTH
+    return History(
+        meta=META,
+        state=state.reshape(-1, 4),
+        action=np.zeros((EPISODES * LENGTH, 2), np.float32),
+        success=success.reshape(-1),
+        episode=np.repeat(np.arange(EPISODES), LENGTH),
+        first=first,
+        last=first + LENGTH - 1,
+        ended=success[:, -1],
+    )
+
+
+def test_the_value_of_a_state_is_what_became_of_others_near_it() -> None:
+    history = forked()
+    rows = np.concatenate([history.first, history.last])
+    value = values(history, rows)
+    assert value[:EPISODES] == pytest.approx(0.5, abs=0.15)
+    # Nineteen of the 32 nearest of a last state are last ones too, the others begin.
+    assert value[EPISODES::2].min() > 0.7
+    assert value[EPISODES + 1 :: 2].max() < 0.3
+
+
+def test_the_value_drops_where_episodes_part() -> None:
+    history = forked()
+    found = drops(history, np.arange(EPISODES), STRIDE)
+    assert (history.episode[found] % 2 == 1).all()  # of those that fail
+    assert (found - history.first[history.episode[found]]).max() <= STRIDE
+    assert len(found) >= EPISODES // 4
+
+
+def test_episodes_begin_in_drops_by_weight_and_never_in_those_that_judge() -> None:
+    history = forked()
+    starts = Starts(history, StartsConfig(initial=0, keyframe=0, replay=0, drop=1), stride=STRIDE)
+    drawn = starts.draw(EpisodeRng(np.arange(200), np.zeros(200)))
+    assert np.isin(drawn, starts.rows["drop"]).all()
+    assert not np.isin(history.episode[drawn], history.split(AUDIT)).any()
+    assert "drop" not in Starts(history, StartsConfig(), stride=STRIDE).rows
+
+
+def test_without_a_failure_nothing_drops_and_episodes_begin_anywhere() -> None:
+    history = forked()
+    solved = replace(history, success=np.ones_like(history.success))
+    starts = Starts(solved, StartsConfig(initial=0, keyframe=0, replay=0, drop=1), stride=STRIDE)
+    assert np.isin(starts.draw(EpisodeRng(np.arange(50), np.zeros(50))), starts.rows["replay"]).all()
+
+
+def test_weights_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="starts: got '0 for all'"):
+        StartsConfig(initial=0, keyframe=0, replay=0)
+    with pytest.raises(ConfigError, match=r"starts\.drop: got -1"):
+        StartsConfig(drop=-1)
