@@ -72,7 +72,7 @@ def column(folder: Path, name: str) -> list[float]:
 
 
 def test_the_policy_learns_in_the_model_and_real_steps_are_billed_apart(tmp_path: Path) -> None:
-    summary = phases.run(run_of(tmp_path))
+    summary = phases.run(run_of(tmp_path, smooth=0.5))
     folder = folder_of(tmp_path)
     world = load_world(folder / "world")
     # 2 probes after 2 rollouts each, of 8 envs, 3 decisions and 4 control steps or less in each.

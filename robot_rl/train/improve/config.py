@@ -323,6 +323,8 @@ class ImaginedSettings(PPOSettings):
     """Share of the members that must see success."""
     hold: int = 1
     """Strides in a row in which they must."""
+    smooth: float = 0.0
+    """Above 0, rewards are shaped by the running share of the members that see success; returns stay."""
     first_episodes: int = 100
     """Real episodes of the base, exploring, before the first fit."""
     more_episodes: int = 50
@@ -350,6 +352,7 @@ class ImaginedSettings(PPOSettings):
             self._require(name, getattr(self, name) >= 1, "1 or more")
         self._require("strides", self.strides >= 0, "0 or more")
         self._require("vote", 0 < self.vote <= 1, "above 0, up to 1")
+        self._require("smooth", 0 <= self.smooth <= 1, "0 to 1")
         self._require("recent", 0 <= self.recent <= 1, "0 to 1")
 
     @property

@@ -326,6 +326,8 @@ class ImaginedSource:
                 "vote": settings.vote,
                 "hold": settings.hold,
                 "gate": settings.gate,
+                "smooth": settings.smooth,
+                "gamma_step": settings.algorithm.gamma_step,
             },
         )
         how: dict[str, Any] = {"holder": f"train {config.recipe}: imagination", "wait_s": config.lease_wait_s}
