@@ -68,7 +68,7 @@ class Calibration:
 
     def limit(self, depth: Array) -> Array:
         """Returns the largest disagreement that is believed at each depth (B,)."""
-        return np.interp(np.log(np.maximum(depth, 1)), np.log(self.depths), self.gate)
+        return gate_at(depth, self.depths, self.gate)
 
     def coverage(self, played: list[Played]) -> list[dict[str, float]]:
         """Returns for each depth which share of errors the intervals of `LEVELS` hold."""
@@ -99,6 +99,11 @@ class Calibration:
     def of(cls, arrays: dict[str, Any]) -> Calibration:
         rest = {name: np.asarray(arrays[name]) for name in ("depths", "gate", "widths")}
         return cls(quantile=float(arrays["quantile"]), **rest)
+
+
+def gate_at(depth: Array, depths: Array, gate: Array) -> Array:
+    """Returns a gate (D,), measured at `depths` (D,), at each depth (B,) in strides, by its logarithm."""
+    return np.interp(np.log(np.maximum(depth, 1)), np.log(depths), gate)
 
 
 @dataclass(frozen=True)

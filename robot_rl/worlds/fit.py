@@ -88,8 +88,8 @@ class Fitter:
         """Takes one update of all members; returns the loss."""
         config, at = self.config, self.updates / self.config.updates
         is_long = at >= config.ahead_from and not isinstance(self.model, Diffusion)
-        for group in self._optimiser.param_groups:  # a cosine, to a hundredth
-            group["lr"] = config.lr * (0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * at)))
+        for group in self._optimiser.param_groups:
+            group["lr"] = config.lr * rate_left(at)
         windows = self._many if is_long else self._one
         rows = self._drawn(windows)
         if isinstance(self.model, Diffusion):
@@ -216,6 +216,11 @@ class Fitter:
         self._rng.bit_generator.state = state["rng"]
         self._best, self._best_error = dict(state["best"]), np.array(state["best_error"])
         self.updates = int(state["updates"])
+
+
+def rate_left(share: float) -> float:
+    """Returns the share of the learning rate after a share of the updates: a cosine, to a hundredth."""
+    return 0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * share))
 
 
 def new_model(config: EnsembleConfig, history: History, *, marks: Sequence[str] = (), seed: int) -> Learned:

@@ -220,10 +220,15 @@ class Windows:
         return self.history.state[rows + steps]
 
 
+def stride_before(history: History, rows: Array, stride: int) -> tuple[Array, Array]:
+    """Returns the rows (B,) a stride before, where the episodes are as old, else the rows; and where."""
+    has_past = rows - stride >= history.first[history.episode[rows]]
+    return np.where(has_past, rows - stride, rows), has_past
+
+
 def window_at(history: History, rows: Array, stride: int) -> Window:
     """Returns what a model knows in these rows (B,) of a history."""
-    has_past = rows - stride >= history.first[history.episode[rows]]
-    before = np.where(has_past, rows - stride, rows)
+    before, has_past = stride_before(history, rows, stride)
     steps = before[:, None] + np.arange(stride)
     within = np.minimum(steps, len(history.action) - 1)
     return Window(

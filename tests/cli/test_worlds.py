@@ -85,7 +85,7 @@ def test_a_model_from_recorded_episodes_to_a_run_in_it(
     assert robot_rl("worlds", "report", "world=point")["imagined_success"] == both["imagined"]["success"]
     newer = robot_rl("worlds", "audit", "world=point", "data=demos")
     assert 0.3 < newer["shift"] < 3.0
-    # It is judged anew by then: nobody searches in it either.
+    # The last audit judged it again: nobody searches in it either.
     assert main(["evaluate", f"policy={summary['run']}", "search.world=point", "episodes=4"]) == 2
     assert "quarantined" in capsys.readouterr().err
     # Another task's policy is not judged in it.

@@ -106,7 +106,7 @@ def test_success_that_only_pictures_show_is_seen_wherever_it_is() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_imagined_pictures_keep_the_rules_of_envs(made_seen: World, noise: float) -> None:
-    # An episode that begins anew within the rule on states would be another one: none ends before its clock.
+    # Within the rule on states no episode may end: the next one would be another. None ends before its clock.
     whole = {"strides": 4, "hold": 9, "starts": {"initial": 1.0, "keyframe": 0.0, "replay": 0.0}}
     check_vector_env(lambda n: WorldEnv(made_seen, n, settings={**whole, "noise": noise}))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from robot_rl.core.seeding import EpisodeRng, Stream
-from robot_rl.worlds.history import Array, History
+from robot_rl.worlds.history import Array, History, stride_before
 from robot_rl.worlds.images.model import Images, Moments
 
 
@@ -38,12 +38,8 @@ class Easel:
 
     def begin(self, ids: Array, history: History, rows: Array) -> None:
         """Puts envs (n,) into recorded moments, rows (n,) of the history behind the model."""
-        first, codes, before = (
-            history.first[history.episode[rows]],
-            self.images.codes,
-            rows - self.images.stride,
-        )
-        past = np.where(before >= first, before, rows)
+        first, codes = history.first[history.episode[rows]], self.images.codes
+        past, _ = stride_before(history, rows, self.images.stride)
         self._reference[ids], self._past[ids], self._now[ids] = codes[first], codes[past], codes[rows]
         self.touched(ids)
 

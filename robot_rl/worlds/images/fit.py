@@ -6,6 +6,7 @@ B rows, C channels over all cameras, h x w cells, k control steps of a stride.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.worlds.config import ImagesConfig
-from robot_rl.worlds.history import CALIBRATION, TRAIN, Array, History, Windows
+from robot_rl.worlds.fit import rate_left
+from robot_rl.worlds.history import CALIBRATION, TRAIN, Array, History, Windows, stride_before
 from robot_rl.worlds.images.codec import tensor_of
 from robot_rl.worlds.images.model import Images, Moments
 
@@ -22,7 +24,7 @@ _LOOK_EVERY = 250
 """Updates between two looks at held-out episodes."""
 _TESTED = 256
 _MEAN_OF = 512
-"""Pictures behind the mean picture of a camera."""
+"""Pictures behind the mean picture of a camera, and behind the scales of codes."""
 
 
 class ImageFitter:
@@ -46,9 +48,9 @@ class ImageFitter:
         held_out = Windows(history, history.split(CALIBRATION), stride=images.stride).rows
         chosen = np.random.default_rng(0).choice(held_out, min(_TESTED, len(held_out)), replace=False)
         self._held_out = np.sort(chosen)
-        some = self._train[:: max(1, len(self._train) // _MEAN_OF)]
+        self._some = self._train[:: max(1, len(self._train) // _MEAN_OF)]
         self._mean = {
-            camera: torch.from_numpy(history.pictures[camera][some].mean(axis=0) / 127.5 - 1.0)
+            camera: torch.from_numpy(history.pictures[camera][self._some].mean(axis=0) / 127.5 - 1.0)
             .to(images.device, torch.float32)
             .permute(2, 0, 1)
             for camera in images.config.cameras
@@ -83,10 +85,8 @@ class ImageFitter:
         """Takes one update of the codec, or of every network; returns the loss."""
         config, stage = self.config, int(self.updates >= self.config.codec_updates)
         begin, length = (0, config.codec_updates) if stage == 0 else (config.codec_updates, config.updates)
-        for group in self._optimisers[stage].param_groups:  # a cosine, to a hundredth
-            group["lr"] = config.lr * (
-                0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * (self.updates - begin) / length))
-            )
+        for group in self._optimisers[stage].param_groups:
+            group["lr"] = config.lr * rate_left((self.updates - begin) / length)
         loss = self._codec_loss() if stage == 0 else self._flow_loss()
         self._optimisers[stage].zero_grad(set_to_none=True)
         loss.backward()
@@ -105,8 +105,7 @@ class ImageFitter:
     def _code_history(self) -> None:
         """Codes all pictures; from here on nothing else is seen of them."""
         images, history = self.images, self.history
-        some = self._train[:: max(1, len(self._train) // _MEAN_OF)]
-        shown = [history.pictures[camera][some] for camera in self.config.cameras]
+        shown = [history.pictures[camera][self._some] for camera in self.config.cameras]
         images.codec.scale_codes(np.concatenate(shown))
         images.codes = images.encode(history.pictures).astype(np.float16)
         images.fit_scales(history, self._windows.rows)
@@ -130,7 +129,7 @@ class ImageFitter:
             t = np.where(is_mean, 0.0, rng.random(batch))
             noise = rng.standard_normal(at.now.shape) * ~is_mean[:, None, None, None]
             # The change leads from the code as it is, whatever noise hides it.
-            seen = Moments(**{**vars(at), "now": now, "past": past})
+            seen = replace(at, now=now, past=past)
             loss = loss + images.member(number).loss(
                 images.context(seen), change, self._tensor(noise), self._tensor(t)
             )
@@ -195,7 +194,7 @@ def moments_at(images: Images, history: History, rows: Array, steps: Array, *, a
     """
     k, first = images.stride, history.first[history.episode[rows]]
     actions = np.minimum(rows[:, None] + np.arange(k), len(history.action) - 1)
-    past = np.where(rows - k >= first, rows - k, rows)
+    past, _ = stride_before(history, rows, k)
     now, before, reference = (images.codes[at].astype(np.float32) for at in (rows, past, first))
     return Moments(
         now=now,

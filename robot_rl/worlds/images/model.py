@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.worlds.calibration import gate_at
 from robot_rl.worlds.config import ImagesConfig
 from robot_rl.worlds.history import Array, History
 from robot_rl.worlds.images.codec import SHRINK, Codec, in_blocks
@@ -178,7 +179,7 @@ class Images(nn.Module):
 
     def limit(self, depth: Array) -> Array:
         """Returns the largest disagreement that is believed at each depth (B,), in strides."""
-        return np.interp(np.log(np.maximum(depth, 1)), np.log(self.depths), self.gate)
+        return gate_at(depth, self.depths, self.gate)
 
     def arrays(self) -> dict[str, Array]:
         """Returns all but the weights: what was measured, and codes."""

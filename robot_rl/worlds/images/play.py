@@ -7,7 +7,7 @@ B windows, M networks, C channels over all cameras, h x w cells.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from robot_rl.worlds.fit import MIN_WINDOWS
 from robot_rl.worlds.history import Array, History, Window, Windows, window_at
 from robot_rl.worlds.images.fit import moments_at
 from robot_rl.worlds.images.model import Images
+from robot_rl.worlds.trust import spearman
 
 DEPTHS = (1, 2, 4, 8)
 """Strides after which pictures are compared."""
@@ -79,15 +80,7 @@ def played_from(
         actions = history.action[rows[:, None] + k * (depth - 1) + np.arange(k)]
         mean = model.predict(window, actions, steps).mean.cpu().numpy()
         after = mean[own % len(mean), np.arange(len(rows))].astype(np.float32)
-        at = type(first)(
-            now=now,
-            past=past,
-            reference=first.reference,
-            state=window.state,
-            after=after,
-            actions=actions,
-            steps=steps,
-        )
+        at = replace(first, now=now, past=past, state=window.state, after=after, actions=actions)
         codes, disagreement = images.means(at)
         past, now = now, codes[own, np.arange(len(rows))]
         window = Window(
@@ -106,8 +99,6 @@ def picture_rows(images: Images, history: History, played: list[PlayedPictures])
 
     `mae` is in levels of 255; `psnr` in dB, from the mean square over all pictures.
     """
-    from robot_rl.worlds.trust import spearman
-
     rows = list[dict[str, float]]()
     for found in played:
         drawn, numbers = images.decode(found.codes), {"depth": float(found.depth)}
