@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -111,6 +112,26 @@ def train_all(phase: str, waiting: Sequence[tuple[Training, Sequence[str]]], job
         trained = pool.map(lambda one: one[0].train(*one[1]), waiting)
         for number, _ in enumerate(trained, start=1):
             progress.update(number)
+
+
+def call(at: str, log: Path, *words: str) -> dict[str, Any]:
+    """Runs a command of `robot-rl`; returns what it prints with --json.
+
+    Args:
+        at: begins the message of an error.
+        log: gets what it prints.
+        words: of the command.
+
+    Raises:
+        DeviceError: it failed.
+    """
+    with log.open("ab") as output:
+        how: dict[str, Any] = {"stderr": output, "check": False, "text": True}
+        done = subprocess.run(command_line(*words, "--json"), stdout=subprocess.PIPE, **how)
+        output.write(done.stdout.encode())
+    if done.returncode:
+        raise DeviceError(f"{at}: `robot-rl {' '.join(words)}` failed: see {log}.")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def command_line(*words: str) -> list[str]:

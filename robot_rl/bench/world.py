@@ -12,8 +12,6 @@ lifted for the fit, so that the agreement of a model that nobody would lease can
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,8 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.bench.trials import Training, command_line, train_all
-from robot_rl.core.errors import DeviceError
+from robot_rl.bench.trials import Training, call, train_all
 from robot_rl.core.files import make_folder, write_json
 from robot_rl.core.seeding import quick_eval_seeds
 from robot_rl.policies.checkpoint import load_policy
@@ -51,7 +48,8 @@ MIN_PEARSON, MAX_BIAS, MAX_OPTIMISED_BIAS = 0.85, 0.10, 0.15
 MAX_FALSE_SUCCESS = 0.10
 """Share of replayed real failures that may succeed."""
 
-_LIFTED = ("trust.coverage_within=1", "trust.min_rank=-1", "trust.max_false_success=1", "trust.max_bias=1")
+LIFTED = ("trust.coverage_within=1", "trust.min_rank=-1", "trust.max_false_success=1", "trust.max_bias=1")
+"""Settings of a fit whose model is leased whatever was measured of it."""
 _QUIET = ("video.episodes=0", "video.failures=0", "lease_wait_s=1e6", "torch_threads=1")
 _BIASES_M, _CLONED = (0.0, 0.015, 0.025, 0.035), (200, 800, 3000)
 _PUSHES = (0.3, 0.6, 1.0)
@@ -163,23 +161,12 @@ def _model(home: Path, task: str, episodes: int, updates: int, policies: Mapping
     if not (model / "world.json").is_file():
         data = f"data={','.join(str(home / name) for name in parts)}"
         how = (f"fit.updates={updates}", "torch_threads=1", "lease_wait_s=1e6")
-        _call(home, "worlds", "fit", data, f"out={model}", *how, *_LIFTED)
+        _call(home, "worlds", "fit", data, f"out={model}", *how, *LIFTED)
     return model
 
 
 def _call(home: Path, *words: str) -> None:
-    """Runs a command of `robot-rl`.
-
-    Raises:
-        DeviceError: it failed.
-    """
-    log = home / f"{words[0]}.log"
-    with log.open("ab") as output:
-        done = subprocess.run(
-            command_line(*words), stdout=output, stderr=output, check=False, env={**os.environ}
-        )
-    if done.returncode:
-        raise DeviceError(f"bench world: `robot-rl {' '.join(words)}` failed: see {log}.")
+    call("bench world", home / f"{words[0]}.log", *words)
 
 
 def _clone(home: Path, task: str, bias_m: float, updates: int) -> Training:

@@ -34,6 +34,7 @@ BENCHES: dict[str, str] = {
     "improve": "all methods that improve a frozen base: success over control steps and minutes",
     "resets": "what diverse starts are worth: PPO from a bank, from the task's own, without each class",
     "world": "how far a world model can be believed: calibration, agreement, replayed failures",
+    "world_curve": "success over real control steps: with a world model, without one, with a perfect one",
     "pixels": "policies that see, by task: cloning, DAgger, and the expert that reads the state",
     "pixels_peers": "policies that see, compared with LeRobot's ACT and Diffusion and SAC with a CNN",
     "cameras": "which cameras say where the things of a task are: errors in mm of a learned encoder",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,8 @@ from robot_rl.data.collecting import COLLECTED, as_json, check_settings, collect
 from robot_rl.data.keep import KeepConfig, describe_refused
 from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, making
+from robot_rl.worlds.config import SearchConfig
+from robot_rl.worlds.inventory import head_of
 
 if TYPE_CHECKING:
     from robot_rl.hal.vector import VectorEnv
@@ -30,6 +32,7 @@ SUMMARY = "record episodes of a scripted expert or of a policy, as a LeRobot dat
 _HELP = """\
 Usage: robot-rl collect task=<name> out=<folder> [episodes=100] [bias_m=0] [noise_m=0.01] [key=value ...]
        robot-rl collect policy=<run> out=<folder> [episodes=100] [keep.<setting>=...] [key=value ...]
+                        [search.world=<folder>] [search.candidates=16] [search.strides=0]
        robot-rl collect env.kind=process env.id=<id> env.expert=<module:function> out=<folder>
                         [env.python=...] [env.settings.<key>=...] [env.workers=...] [env.timeout_s=...]
 
@@ -44,6 +47,9 @@ says otherwise.
 policy=  a run folder (its final policy), its policy folder such as runs/<folder>/policy/base, or any
          folder with a policy.json. Task, robot and env settings are those of the run. The policy acts
          without exploration. Only successful episodes are kept, unless keep.success=false.
+
+search.world=  the policy looks ahead in a world model, as in `robot-rl evaluate` (docs/worlds.md). A policy
+         that is cloned from what succeeds needs no model any more.
 
 env.*    an environment of others, of kind gym or process, and who demonstrates there: a function of its
          own observation, or a class with get_action. See docs/suites.md.
@@ -90,6 +96,7 @@ _FREE = ("episodes", "attempts", "keep.fastest", "keep.smoothest")
 _OF_CAMERAS = ("cameras", "image_size", "camera_hz", "camera_delay_s")
 """Settings that are those of `EnvConfig`, if they are given."""
 _EXISTS = "Choose another folder, or remove it first."
+_NO_SEARCH = SearchConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +138,8 @@ class CollectConfig:
     device: str = "cpu"
     """Device of a policy."""
     torch_threads: int = 1
+    search: SearchConfig = _NO_SEARCH
+    """Of a policy: looks ahead in a world model."""
     lease_wait_s: float = 0.0
     """Longest wait for a free slot of the simulator."""
 
@@ -148,6 +157,9 @@ class CollectConfig:
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
         allowed = f"{self.episodes} or more, as many as episodes"
         require(self.attempts is None or self.attempts >= self.episodes, "attempts", self.attempts, allowed)
+        searches = self.search.world is not None
+        require(searches or self.search == _NO_SEARCH, "search", self.search, "nothing without search.world")
+        require(not searches or self.policy is not None, "search.world", self.search.world, "with policy=")
         if self.env != EnvConfig():
             self._check_env()
         elif self.policy is None and self.task is None:
@@ -199,7 +211,7 @@ def _collect(options: CollectConfig) -> None:
     from robot_rl.train.collect import collect, num_passed
 
     torch.set_num_threads(options.torch_threads)
-    env_config, make_actor = _env_and_actor(options)
+    env_config, acting_in = _env_and_actor(options)
     keep = options.keep
     keep = replace(keep, success=options.policy is not None if keep.success is None else keep.success)
     attempts = options.episodes if keep.takes_all else options.attempts or 10 * options.episodes
@@ -208,11 +220,12 @@ def _collect(options: CollectConfig) -> None:
     if waits := making(options.num_envs):
         print(waits, file=sys.stderr)
     settings = _identity(options) | as_json({"env": asdict(env_config), "policy_crc32": _crc_of(options)})
+    if options.search.world is not None:
+        settings["world_crc32"] = _crc_of_world(options.search.world)
     device, holder = simulation(env_config, options.num_envs), f"collect {env_config.name}"
     with opened(device, holder=holder, wait_s=options.lease_wait_s) as env:
         chosen(env.state_names, options.state, at="state")  # finds a mistake before the collection
-        actor = make_actor(env)
-        with collecting(Path(options.out), settings, images=options.images) as into:
+        with acting_in(env) as actor, collecting(Path(options.out), settings, images=options.images) as into:
             if into.batches:
                 print(f"goes on: {into.kept()}", file=sys.stderr)
             done = min(num_passed(into.batches, keep), options.episodes)
@@ -254,8 +267,9 @@ def config(words: list[str]) -> CollectConfig:
 
 
 def _asked(options: CollectConfig) -> dict[str, Any]:
-    """Returns all settings but `out` and `lease_wait_s`, and an env that is not given."""
-    left_out = ("out", "lease_wait_s", *(("env",) if options.env == EnvConfig() else ()))
+    """Returns all settings but `out` and `lease_wait_s`, and an env or a search that is not given."""
+    left_out = ["out", "lease_wait_s"]
+    left_out += ["env"] * (options.env == EnvConfig()) + ["search"] * (options.search == _NO_SEARCH)
     given = {name: value for name, value in asdict(options).items() if name not in left_out}
     return as_json(given)
 
@@ -272,26 +286,47 @@ def _crc_of(options: CollectConfig) -> int | None:
     return zlib.crc32(json.dumps(read_head(policy_folder(options.policy))).encode())
 
 
-def _env_and_actor(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorEnv], Actor]]:
-    """Returns the settings of the env, and a function that makes the actor."""
+def _crc_of_world(folder: str) -> int:
+    """Returns a checksum of a world model as it was fitted, without what an audit adds to its report."""
+    head = head_of(Path(folder))
+    fitted = {**head, "report": {name: head["report"][name] for name in ("version", "real_steps")}}
+    return zlib.crc32(json.dumps(fitted).encode())
+
+
+def _env_and_actor(
+    options: CollectConfig,
+) -> tuple[EnvConfig, Callable[[VectorEnv], AbstractContextManager[Actor]]]:
+    """Returns the settings of the env, and a function that makes the actor for a while."""
     from robot_rl.train.collect import expert_actor, open_policy, policy_actor
     from robot_rl.train.config import check_device
+    from robot_rl.train.search import looking_ahead
 
     def with_cameras(env: EnvConfig) -> EnvConfig:
         asked = {name: getattr(options, name) for name in (*_OF_CAMERAS, "environment_state")}
         return replace(env, **{name: value for name, value in asked.items() if value})
 
     if options.policy is None:
-        how: dict[str, float] = {"bias_m": options.bias_m, "noise_m": options.noise_m}
-        make = partial(expert_actor, **how, seed=options.seed)
+        how: dict[str, Any] = {"bias_m": options.bias_m, "noise_m": options.noise_m, "seed": options.seed}
+
+        def expert(env: VectorEnv) -> AbstractContextManager[Actor]:
+            return nullcontext(expert_actor(env, **how))
+
         if options.task is None:  # then there is an env: CollectConfig says so
-            return options.env, make
-        return with_cameras(EnvConfig(task=options.task, robot=options.robot)), make
+            return options.env, expert
+        return with_cameras(EnvConfig(task=options.task, robot=options.robot)), expert
     check_device(options.device)
     policy, meta, env = open_policy(options.policy)
     env = replace(env, task=options.task or env.task, robot=options.robot or env.robot).demonstrated()
-    make = partial(policy_actor, policy=policy, meta=meta, seed=options.seed, device=options.device)
-    return with_cameras(env), make
+
+    @contextmanager
+    def acting(env: VectorEnv) -> Generator[Actor]:
+        how: dict[str, Any] = {"task": meta.task, "rows": env.num_envs, "n_exec": meta.n_exec}
+        how |= {"holder": f"collect {options.policy}: search", "wait_s": options.lease_wait_s}
+        module: Any = policy
+        with looking_ahead(module.to(options.device), options.search, **how) as found:
+            yield policy_actor(env, found, meta, seed=options.seed, device=options.device)
+
+    return with_cameras(env), acting
 
 
 def _facts(found: Collection, keep: KeepConfig) -> dict[str, Any]:

@@ -336,10 +336,9 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     from robot_rl.core.seeding import eval_seeds
     from robot_rl.rollout.envs import simulation
     from robot_rl.rollout.evaluate import evaluate_in
-    from robot_rl.sched.opened import opened
     from robot_rl.train.collect import check_fits, open_policy, sources_of
     from robot_rl.train.config import EvaluateConfig, check_device
-    from robot_rl.train.search import SearchPolicy, imagining
+    from robot_rl.train.search import looking_ahead
 
     check_device(options.device)
     torch.set_num_threads(options.torch_threads)
@@ -361,16 +360,13 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     def play(env: VectorEnv, **seen: Any) -> EvalResult:
         if list(envs) != [""] or options.robot is not None:
             check_fits(meta, env)
-        acting, search = module.to(options.device), options.search
-        if search.world is None:
-            return evaluate_in(env, acting, **how, **seen)
-        rows = env.num_envs * search.candidates
         held: dict[str, Any] = {
             "holder": f"evaluate {options.policy}: search",
             "wait_s": options.lease_wait_s,
         }
-        with opened(simulation(imagining(search, meta.task), rows), **held) as world:
-            return evaluate_in(env, SearchPolicy(acting, world, search, n_exec=n_exec), **how, **seen)
+        ahead: dict[str, Any] = {"task": meta.task, "rows": env.num_envs, "n_exec": n_exec}
+        with looking_ahead(module.to(options.device), options.search, **ahead, **held) as acting:
+            return evaluate_in(env, acting, **how, **seen)
 
     return _Case(
         who=str(options.policy),

@@ -216,6 +216,7 @@ def _learned(
                 device=options.device,
                 shown=lambda done, found: progress.update(done, note=f"error {found['held_out_error']:.3f}"),
             )
+            progress.update(total)  # also where an earlier command had taken them all
     with display.phase("fit", options.fit.updates, unit="updates") as progress:
 
         def shown(done: int, found: Mapping[str, float]) -> None:
@@ -223,7 +224,7 @@ def _learned(
             if done == options.fit.updates:
                 display.message("then: what success looks like, calibration, replays of held-out episodes")
 
-        return fitted(
+        found = fitted(
             history,
             real,
             options,
@@ -233,6 +234,8 @@ def _learned(
             device=options.device,
             shown=shown,
         )
+        progress.update(options.fit.updates)
+        return found
 
 
 def _keep_settings(out: Path, options: FitCommand) -> None:

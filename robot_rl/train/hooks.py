@@ -54,10 +54,12 @@ def group_of(group: str, source: str) -> str:
     return f"{group}.{source}" if source else group
 
 
-def show_progress(session: RunSession, done: int, updates: int | None = None) -> None:
+def show_progress(
+    session: RunSession, done: int, updates: int | None = None, note: str | None = None
+) -> None:
     """Updates the progress display of the present phase."""
     if session.progress is not None:
-        session.progress.update(done, updates=updates)
+        session.progress.update(done, updates=updates, note=note)
 
 
 def updates(counters: Counters) -> float:

@@ -10,12 +10,14 @@ B rows that plan, N candidates, H chunk length, A action dim.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from robot_rl.core.arrays import Array
 from robot_rl.core.errors import require
@@ -24,6 +26,8 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.adapter import PolicyAdapter, refuse_continuing
 from robot_rl.policies.best_of_n import candidate_noise
 from robot_rl.policies.chain import initial_noise
+from robot_rl.rollout.envs import simulation
+from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.config import SearchConfig
 
@@ -63,7 +67,7 @@ class SearchPolicy(PolicyAdapter):
         z: Tensor | None = None,
         mode: Mode = "ode",
         record: bool = False,
-        generator: Generator | None = None,
+        generator: torch.Generator | None = None,
     ) -> ChunkSample:
         """Returns the best candidate of each row; the first is the base's own."""
         states, number = encoded[_STATE], self._config.candidates
@@ -100,7 +104,25 @@ class SearchPolicy(PolicyAdapter):
         return score[: rows * number].reshape(rows, number)
 
 
-def imagining(config: SearchConfig, task: str | None) -> EnvConfig:
-    """Returns the env of the model in which candidates are imagined: one member goes on, most must agree."""
+@contextmanager
+def looking_ahead(
+    policy: nn.Module, config: SearchConfig, *, task: str | None, rows: int, n_exec: int, **held: Any
+) -> Generator[Any]:
+    """Yields a policy that looks ahead, under a lease of its world model; without one, the policy itself.
+
+    Args:
+        policy: draws the candidates.
+        config: how to search; `world` may be None.
+        task: of the policy.
+        rows: how many plan at once at most.
+        n_exec: control steps that are executed of each chunk.
+        held: `holder` and `wait_s` of the lease.
+    """
+    if config.world is None:
+        yield policy
+        return
+    # one member goes on, most must agree
     settings = {"strides": config.strides, "member": 0}
-    return EnvConfig(kind="world", id=config.world, task=task or "", settings=settings)
+    env = EnvConfig(kind="world", id=config.world, task=task or "", settings=settings)
+    with opened(simulation(env, rows * config.candidates), **held) as world:
+        yield SearchPolicy(policy, world, config, n_exec=n_exec)

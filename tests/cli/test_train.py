@@ -117,6 +117,11 @@ def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         (["collect", "task=reach", "out="], "out: got '', allowed: a new folder"),
         (["train", "recipe=smoke", "out="], "out: got '', allowed: a folder"),
         (["reward", "train", "data=.", "out="], "out: got '', allowed: a new folder"),
+        (
+            ["collect", "task=reach", "out=x", "search.world=w"],
+            "search.world: got 'w', allowed: with policy=",
+        ),
+        (["collect", "policy=x", "out=x", "search.candidates=4"], "allowed: nothing without search.world"),
         (["collect", "task=reach", "out=/x/y", "episodes=0"], "episodes: got 0, allowed: 1 or more"),
     ],
 )

@@ -110,6 +110,13 @@ class CoEvolution:
         assert self.fitter is not None
         return min(_FIT_AT_ONCE, self.fitter.config.updates - self.fitter.updates)
 
+    @property
+    def doing(self) -> str:
+        """What goes on besides imagination, for the progress line."""
+        if self.fitter is None:
+            return {"collect": "real episodes", "probe": "probe"}.get(self.stage, "")
+        return f"model {self.fitter.updates:,}/{self.fitter.config.updates:,} updates"
+
     def next_seeds(self, number: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Returns seeds of real episodes that were never used before."""
         first, self.seed = self.seed, self.seed + number
@@ -492,11 +499,15 @@ def _add_hooks(session: Session, run: Run, policy: Module, conductor: CoEvolutio
         conductor.fitted()
 
     offer(session.counters)
+
+    def show(at: Counters) -> None:
+        show_progress(session, at.env_steps, at.updates, conductor.doing)
+
     turns = iter(range(2**62))
     run.pacer.hooks = [
         Hook("offer", Every(1), lambda _: next(turns), offer),
         Hook("fitted", Every(1), lambda _: next(turns), look),
-        Hook("progress", Every(1), env_steps, lambda at: show_progress(session, at.env_steps, at.updates)),
+        Hook("progress", Every(1), lambda _: next(turns), show),
         *checkpoint_hooks(session, run, name, config.checkpoint, env_steps),
     ]
 
