@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint
+
+STATIONS = Path(checkpoint.__file__).parents[1] / "configs" / "stations"
 
 TINY: dict[str, Any] = {
     "recipe": "tiny",
@@ -111,3 +114,13 @@ def rows_of(folder: Path) -> list[str]:
     """Returns the rows of metrics, without what the clock says."""
     rows = read_metrics(folder / "metrics.jsonl")
     return [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in rows]
+
+
+def patient_station(folder: Path) -> Path:
+    """Returns the file of a station that a loaded test machine is not too late for."""
+    settings = yaml.safe_load((STATIONS / "sim_in_process.yaml").read_text())
+    settings["limits"]["max_observation_age_s"] = 2.0
+    settings["supervisor"] |= {"max_state_age_s": 2.0, "stop_after_s": 10.0}
+    path = folder / "patient.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path

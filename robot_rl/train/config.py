@@ -261,7 +261,7 @@ class RunConfig:
         self._check_shares()
         self._check_latent()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
-        if self.has_arm:
+        if self.has_arm and not self.books_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person")
         if isinstance(self.method, ChainSettings | PlainPPOSettings):
             self._check_rollouts()
@@ -356,6 +356,11 @@ class RunConfig:
     def has_arm(self) -> bool:
         """Whether one arm collects, perhaps with a person, and no batch of simulations."""
         return self.station is not None or self.real_time or self.human.input != "none"
+
+    @property
+    def books_arm(self) -> bool:
+        """Whether the arm is leased for real episodes alone, and rests while a run imagines."""
+        return self.has_arm and isinstance(self.method, ImaginedSettings)
 
     @property
     def acts_alone(self) -> bool:
@@ -541,10 +546,20 @@ class RunConfig:
             allowed = f"at most {max(0, most)} of demos.episodes={episodes}: two or more are to learn from"
             require(own.heldout <= most, "finetune.heldout", own.heldout, allowed)
 
+    def _check_booked(self) -> None:
+        """Refuses a person, and judges other than the station, where an arm is booked for real episodes."""
+        kind, human = self.method.kind, self.human
+        require(self.station is not None, "real_time", self.real_time, f"with station=, for method={kind}")
+        require(human.input == "none", "human.input", human.input, f"none with method={kind}")
+        require(human.reward == "task", "human.reward", human.reward, f"task with method={kind}")
+
     def _check_rollouts(self) -> None:
         """Refuses what methods without a replay cannot have, or PPO from nothing cannot learn."""
         kind, reuse, given = self.method.kind, self.replay.reuse, self.policy
-        require(not self.has_arm, "method", kind, "methods with a replay, for an arm or a person")
+        allowed = "methods with a replay, or imagined, for an arm or a person"
+        require(not self.has_arm or self.books_arm, "method", kind, allowed)
+        if self.books_arm:
+            self._check_booked()
         require(not reuse, "replay.reuse", list(reuse), f"none with method={kind}, which has no replay")
         cameras = list(getattr(given, "cameras", ()))
         if isinstance(self.method, ImaginedSettings):

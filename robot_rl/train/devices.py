@@ -18,12 +18,12 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
 
     The learner takes a slot of the CPU per thread, so as many runs fit on a machine as it has cores; the
     next one is refused, with the names of their holders. The simulator has more slots, for evaluations. A
-    station's arm has one.
+    station's arm has one; a run that books it for some episodes leases it then.
     """
     cpu = cpu_spec()
     simulators = {spec.name: (spec, 1) for spec in map(device_spec, (config.env, config.env.evaluated()))}
     found = [(cpu, min(config.torch_threads, cpu.slots)), *simulators.values()]
-    if config.station is not None:
+    if config.station is not None and not config.books_arm:
         from robot_rl.real.claim import device_of  # only where a station is used
         from robot_rl.real.station import load_station
 

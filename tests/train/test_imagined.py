@@ -1,6 +1,7 @@
 """Whole runs in which a policy and a world model learn in one loop: the bill, trust that lapses, a kill."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,17 @@ import pytest
 
 from robot_rl.config import build, load
 from robot_rl.core.errors import ConfigError
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.real.claim import device_of
+from robot_rl.real.station import load_station
+from robot_rl.sched.leases import LeaseStore
 from robot_rl.sim.tasks import reach
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve import imagined
 from robot_rl.worlds.saved import load_world
-from tests.runs import TINY, folder_of, killed_after
+from tests.runs import TINY, folder_of, killed_after, patient_station
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -102,6 +108,47 @@ def test_trust_lapses_at_a_probe_and_returns_after_a_refit(tmp_path: Path) -> No
     assert column(folder, "world/trusted") == [1.0, 1.0, 1.0]  # each refit is believed until the next probe
     episodes = column(folder, "world/episodes")
     assert [later - before for before, later in itertools.pairwise(episodes)] == [15.0, 15.0]
+
+
+@pytest.mark.slow
+def test_real_episodes_are_booked_on_an_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Driver and supervisor begin with each booking, and are gone while the run imagines."""
+    leased = dict[str, list[int]](collect=[], probe=[], imagine=[])
+    station = patient_station(tmp_path)
+    arm = device_of(load_station(str(station))).name
+    plays, imagines = imagined.played, imagined.ImaginedSource.collect
+
+    def playing(env: VectorEnv, *how: Any) -> Any:
+        leased["probe" if len(leased["imagine"]) else "collect"].append(len(LeaseStore().active(arm)))
+        return plays(env, *how)
+
+    def imagining(source: Any, published: Any) -> Any:
+        found = imagines(source, published)
+        leased["imagine"] += [len(LeaseStore().active(arm))] * (found is not None)
+        return found
+
+    monkeypatch.setattr(imagined, "played", playing)
+    monkeypatch.setattr(imagined.ImaginedSource, "collect", imagining)
+    config = run_of(tmp_path, first_episodes=14, probe_episodes=2, probes=1)
+    summary = phases.run(replace(config, station=str(station)))
+    assert real_steps(summary) == column(folder_of(tmp_path), "probe/real_steps")[-1]
+    assert leased == {"collect": [1] * 14, "probe": [1] * 2, "imagine": [0] * 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["human.input=scripted"], "real_time: got False, allowed: with station="),
+        (["station=sim_arm", "human.input=scripted"], "human.input: got 'scripted', allowed: none"),
+        (
+            ["station=sim_arm", "human.reward=classifier", "human.classifier=x"],
+            "human.reward: got 'classifier'",
+        ),
+    ],
+)
+def test_an_arm_is_booked_without_a_person(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(RunConfig, ["recipe=imagined", *words], config_name="train")
 
 
 def test_pictures_are_refused_before_a_run_begins(tmp_path: Path) -> None:

@@ -35,9 +35,8 @@ def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike]) -> In
         leases: of the run; the arm is opened under its own.
     """
     station = None if config.station is None else load_station(config.station)
-    device = simulation(config.env, 1) if station is None else _stationed(config, station, folder)
     with ExitStack() as stack:
-        env = stack.enter_context(closing(open_under(leases, device)))
+        env = stack.enter_context(closing(open_under(leases, arm_of(config, folder))))
         is_real = station is not None and station.real
         return Intervening(
             env,
@@ -48,6 +47,17 @@ def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike]) -> In
             label="real" if is_real else "sim",
             close=stack.pop_all().close,
         )
+
+
+def arm_of(config: RunConfig, folder: Path) -> EnvDevice:
+    """Returns the arm that a run collects on, without a person: a station's, or a simulation without ROS.
+
+    Raises:
+        RobotRLError: the base of the run does not fit the station.
+    """
+    if config.station is None:
+        return simulation(config.env, 1)
+    return _stationed(config, load_station(config.station), folder)
 
 
 def check_arm(config: RunConfig) -> None:

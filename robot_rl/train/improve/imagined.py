@@ -27,6 +27,7 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.data.episodes import Episodes, episodes_meta
 from robot_rl.data.rollout import Rollout
 from robot_rl.data.transitions import Segment
+from robot_rl.hal.leased import EnvDevice
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.chunks import RolloutSource
 from robot_rl.rollout.envs import simulation
@@ -36,6 +37,7 @@ from robot_rl.rollout.weights import Published, Publisher, Subscriber, load_weig
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
 from robot_rl.train.demos import joined, played
+from robot_rl.train.deploy.online import arm_of
 from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress
 from robot_rl.train.improve.config import ImaginedSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
@@ -272,7 +274,8 @@ class RealSource:
             "holder": f"train {session.config.recipe}: real episodes",
             "wait_s": session.config.lease_wait_s,
         }
-        with opened(simulation(conductor.real.env, min(self._num_envs, wanted)), **how) as env:
+        device = self._device(wanted)
+        with opened(device, **how) as env:
             executor = ChunkExecutor(
                 self._policy,
                 env.num_envs,
@@ -287,7 +290,15 @@ class RealSource:
                 found = played(env, batch, lambda obs: executor.act(obs).action)
                 rows += found[: where.stop - where.start]
             episodes = joined(env, rows)
-        return RealEpisodes(source="sim", policy_version=version, episodes=episodes, is_probe=is_probe)
+        made = "real" if device.spec.real else "sim"
+        return RealEpisodes(source=made, policy_version=version, episodes=episodes, is_probe=is_probe)
+
+    def _device(self, wanted: int) -> EnvDevice:
+        """Returns what the episodes are played on: the run's arm, one after the other, or simulations."""
+        session = self._conductor.session
+        if session.config.station is not None:
+            return arm_of(session.config, session.folder)
+        return simulation(self._conductor.real.env, min(self._num_envs, wanted))
 
     def close(self) -> None:
         """Nothing is open between two calls."""

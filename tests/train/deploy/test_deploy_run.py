@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from robot_rl.cli.main import main
 from robot_rl.config import dump
@@ -35,6 +34,7 @@ from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.fit import in_scene_of
 from robot_rl.train.deploy.journal import Journal
 from robot_rl.train.deploy.run import deploy
+from tests.runs import patient_station
 
 ENV = EnvConfig(task="pick_cube", horizon_s=0.5, num_threads=1)
 SMALL: dict[str, Any] = {
@@ -190,13 +190,12 @@ def test_the_processes_of_a_station_load_the_scene_of_the_task(tmp_path: Path) -
 @pytest.mark.parametrize("task", ["pick_cube", "open_drawer"])
 def test_through_driver_and_supervisor(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run", env=replace(ENV, task=task))
-    station = Path(deployment.__file__).parents[2] / "configs" / "stations" / "sim_in_process.yaml"
-    relaxed = tmp_path / "relaxed.yaml"  # a loaded test machine is late, and that is not what is tested
-    settings = yaml.safe_load(station.read_text())
-    settings["limits"]["max_observation_age_s"] = 2.0
-    settings["supervisor"] |= {"max_state_age_s": 2.0, "stop_after_s": 10.0}
-    relaxed.write_text(yaml.safe_dump(settings))
-    words = [f"run={tmp_path / 'run'}", f"station={relaxed}", f"out={tmp_path / 'out'}", "episodes=2"]
+    words = [
+        f"run={tmp_path / 'run'}",
+        f"station={patient_station(tmp_path)}",
+        f"out={tmp_path / 'out'}",
+        "episodes=2",
+    ]
     assert main(["deploy", *words, "video=false", "--json"]) == 0
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert (result["episodes"], result["control_steps"], result["ended"]) == (2, 20, "complete")
