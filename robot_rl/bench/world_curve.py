@@ -50,8 +50,9 @@ ARMS = (
 _BASES = {
     "push_cube": ("demos.bias_m=0.03", "demos.noise_m=0.02"),
     "gantry_peg": ("demos.bias_m=0.01", "demos.noise_m=0.01"),
+    "reach": ("demos.bias_m=0.03", "demos.noise_m=0.02"),
 }
-"""Demonstrations by task: run seed 10 clones 22 and 20 %."""
+"""Demonstrations by task: run seed 10 clones 22, 20 and 42 %."""
 _FIXED = ("lease_wait_s=1e6", "torch_threads=1", "env.num_threads=1", "video.episodes=0", "video.failures=0")
 _LOOKED_AT = ("evaluate.every_env_steps=10000", "evaluate.quick_episodes=100")
 _PPO = ("method.algorithm.actor_lr=5e-5", "method.algorithm.clip=0.05", "method.algorithm.target_kl=0.002")
@@ -284,7 +285,7 @@ def run(
     """Measures every arm on every task and seed.
 
     Args:
-        tasks: push_cube, gantry_peg.
+        tasks: push_cube (contacts that slide), gantry_peg (narrow ones), reach (none).
         arms: see `robot_rl.bench.world_curve`.
         seeds: of the runs; chosen on 10.
         episodes: of the base, recorded: budgets of real steps. The loops with a model get the largest.

@@ -90,6 +90,19 @@ def test_the_policy_learns_in_the_model_and_real_steps_are_billed_apart(tmp_path
     assert summary.final_success > 0
 
 
+def test_probes_without_a_failure_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = imagined.CoEvolution.fitted
+
+    def then_easier(conductor: imagined.CoEvolution) -> None:
+        fitted(conductor)
+        if conductor.version:
+            monkeypatch.setattr(reach, "GOAL_RADIUS_M", 2.0)
+
+    monkeypatch.setattr(imagined.CoEvolution, "fitted", then_easier)
+    phases.run(run_of(tmp_path, probes=5))
+    assert column(folder_of(tmp_path), "probe/real") == [1.0, 1.0]
+
+
 def test_where_the_model_is_never_believed_nothing_is_imagined(tmp_path: Path) -> None:
     summary = phases.run(run_of(tmp_path, trust={"min_rank": 1.0}, real_steps=1000))
     folder = folder_of(tmp_path)

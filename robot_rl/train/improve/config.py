@@ -339,6 +339,8 @@ class ImaginedSettings(PPOSettings):
     """Real episodes of a probe."""
     probes: int = 20
     """At most so many."""
+    enough: int = 2
+    """The run ends after so many probes in a row without a failure; 0: it goes on."""
     real_envs: int = 10
     """Real episodes at once."""
 
@@ -351,6 +353,7 @@ class ImaginedSettings(PPOSettings):
         for name in (*one, "probe_episodes", "probes", "real_envs", "hold"):
             self._require(name, getattr(self, name) >= 1, "1 or more")
         self._require("strides", self.strides >= 0, "0 or more")
+        self._require("enough", self.enough >= 0, "0 or more")
         self._require("vote", 0 < self.vote <= 1, "above 0, up to 1")
         self._require("smooth", 0 <= self.smooth <= 1, "0 to 1")
         self._require("recent", 0 <= self.recent <= 1, "0 to 1")

@@ -87,6 +87,8 @@ class CoEvolution:
         self.world: World | None = None
         self.fitter: Fitter | None = None
         self.version = self.rollouts = self.probes = 0
+        self.flawless = 0
+        """Probes without a failure since the last one with."""
         self.best: tuple[float, dict[str, torch.Tensor]] | None = None
         """Success of the best probe, and the weights behind it."""
         self.seed = train_seed(session.config.seed, "collect") // 2
@@ -147,9 +149,10 @@ class CoEvolution:
         if self.best is None or real >= self.best[0]:
             self.best = real, {name: value.detach().clone().cpu() for name, value in weights.items()}
         shown = imagined()
-        report = replace(
-            self.world.report, imagined_success=shown, real_success=real, shift=shift_of(self.world, part)
-        )
+        stride = self.world.model.config.stride
+        is_long = int((part.last - part.first).max()) >= stride  # else nothing can be a surprise
+        shift = shift_of(self.world, part) if is_long else None
+        report = replace(self.world.report, imagined_success=shown, real_success=real, shift=shift)
         self._judge(judged(self.world, report))
         self.session.write(
             self.session.config.method.kind,
@@ -162,7 +165,9 @@ class CoEvolution:
                 "probe/real_steps": float(self.history.steps),
             },
         )
+        self.flawless = self.flawless + 1 if real == 1.0 else 0
         is_last = self.history.steps >= self.config.real_steps or self.probes >= self.config.probes
+        is_last |= 0 < self.config.enough <= self.flawless
         self.stage = "done" if is_last else "imagine" if self.world.report.is_trusted else "collect"
         self.rollouts = 0
         if self.stage == "collect":
@@ -234,7 +239,7 @@ class CoEvolution:
         self.session.display.message(line)
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("stage", "version", "rollouts", "probes", "best", "seed")
+        names = ("stage", "version", "rollouts", "probes", "flawless", "best", "seed")
         return {
             **{name: getattr(self, name) for name in names},
             "history": {name: value for name, value in vars(self.history).items() if name != "meta"},
@@ -243,7 +248,7 @@ class CoEvolution:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.history = replace(self.history, **state["history"])
-        for name in ("stage", "version", "rollouts", "probes", "best", "seed"):
+        for name in ("stage", "version", "rollouts", "probes", "flawless", "best", "seed"):
             setattr(self, name, state[name])
         self.world = load_world(self.folder) if self.version else None
         if state["fitter"] is not None:
