@@ -21,6 +21,9 @@ only been stopped puts the same ticket back and has its old place again.
 The tokens of a device that remembers them itself (`DeviceSpec.last_token`) go on from the largest it has
 seen, so that those of several lease files can be compared.
 
+A lease whose holder promised it can be taken by a larger priority, after a time to finish and to park
+(`robot_rl.sched.preemption`).
+
 A device that latched is leased to nobody until a person clears it (`lease_file.Stop`), also after a restart
 of the process or of the machine.
 
@@ -38,10 +41,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import LeaseError
+from robot_rl.sched import preemption
 from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Holder, Lease, clock_time, this_process
 from robot_rl.sched.lease_file import (
     LeaseFile,
@@ -54,6 +58,7 @@ from robot_rl.sched.lease_file import (
     find_stops,
     unchanged_s,
 )
+from robot_rl.sched.preemption import Preemption
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which holding a lease does not need
@@ -63,13 +68,18 @@ __all__ = ["DEFAULT_TTL_S", "BootClock", "HeldLease", "Lease", "LeaseStore", "de
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_LOOK_S = 0.2
+"""How often a preemptible holder looks whether somebody wants its lease."""
 
 
 class HeldLease:
     """A lease that a thread renews; call `check()` before every chunk of commands."""
 
-    def __init__(self, store: LeaseStore, lease: Lease) -> None:
+    def __init__(self, store: LeaseStore, lease: Lease, *, preemptible: bool = False) -> None:
+        """Begins to renew; Args: preemptible: whether to look for `preemption`."""
         self._store, self.lease = store, lease
+        self._is_preemptible = preemptible
+        self._wanted: tuple[str, float] | None = None
         self._lost: LeaseError | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.device}", daemon=True)
@@ -87,14 +97,24 @@ class HeldLease:
     def slot_ids(self) -> tuple[int, ...]:
         return self.lease.slot_ids
 
+    @property
+    def preemption(self) -> Preemption | None:
+        """Who wants the lease, as of the last look; finish the chunk, park, and end it in time."""
+        if self._wanted is None:
+            return None
+        by, until_s = self._wanted
+        return Preemption(by=by, left_s=until_s - time.monotonic())
+
     def check(self) -> None:
         """Passes while the lease is held.
 
         Raises:
-            LeaseError: it was overtaken, or could not be renewed before it expired.
+            LeaseError: it was overtaken or preempted, or could not be renewed before it expired.
         """
         if self._lost is not None:
             raise self._lost
+        if (wanted := self.preemption) is not None and wanted.left_s <= 0:
+            raise LeaseError(f"lease of {self.device}: {wanted.by!r} has it now, whose priority is larger.")
         if self._store.has_expired(self.lease):  # the machine slept, or the file was not writable
             self.lease = self._store.renew(self.lease)
 
@@ -105,10 +125,16 @@ class HeldLease:
         self._store.release(self.lease)
 
     def _renew(self) -> None:
-        # A third of the life: two renewals may fail before the lease does.
-        while not self._done.wait(self.lease.ttl_s / 3.0):
+        every_s = self.lease.ttl_s / 3.0  # two renewals may fail before the lease does
+        due_s = time.monotonic() + every_s
+        look_s = _LOOK_S if self._is_preemptible else every_s
+        while not self._done.wait(min(look_s, max(0.0, due_s - time.monotonic()))):
             try:
-                self.lease = self._store.renew(self.lease)
+                if self._is_preemptible and (found := self._store.preemption(self.lease)) is not None:
+                    self._wanted = found.by, time.monotonic() + found.left_s
+                if time.monotonic() >= due_s:
+                    due_s = time.monotonic() + every_s
+                    self.lease = self._store.renew(self.lease)
             except LeaseFileError as error:
                 if not self._store.has_expired(self.lease):
                     logger.warning("%s Trying again.", error)
@@ -164,6 +190,8 @@ class LeaseStore:
         ttl_s: float = DEFAULT_TTL_S,
         priority: int = 0,
         wait_s: float = 0.0,
+        preempt_s: float | None = None,
+        preemptible: bool = False,
     ) -> Lease:
         """Takes slots of a device.
 
@@ -172,9 +200,12 @@ class LeaseStore:
             holder: name of the caller, for the errors of others.
             slots: how many; None for all of them, exclusively.
             ttl_s: life unless renewed.
-            priority: of the waiters, the larger goes first, then the earlier. Nobody loses a lease to a
-                larger one, and a caller that does not wait never overtakes an equal one that does.
+            priority: of the waiters, the larger goes first, then the earlier. A caller that does not wait
+                never overtakes an equal one that does.
             wait_s: how long to wait for free slots.
+            preempt_s: ask holders of smaller priority, who are preemptible, to give up within so many
+                seconds; None: nobody is asked. It needs a `wait_s` as long.
+            preemptible: whether the holder looks at `HeldLease.preemption`, and gives up in time.
 
         Raises:
             LeaseError: not enough free slots, with who has them since when and until when; or the device has
@@ -186,6 +217,10 @@ class LeaseStore:
             )
         if not ttl_s > 0:
             raise LeaseError(f"lease of {spec.name}: got ttl_s {ttl_s}, allowed: above 0.")
+        if preempt_s is not None and not 0 <= preempt_s <= wait_s:
+            raise LeaseError(
+                f"lease of {spec.name}: got preempt_s {preempt_s}, allowed: 0 to wait_s={wait_s:g}, or None."
+            )
         spec.require_trusted()
         deadline_s = time.monotonic() + wait_s
         ticket: int | None = None
@@ -194,7 +229,9 @@ class LeaseStore:
                 with self._file.transaction() as rows:
                     if wait_s > 0:
                         ticket = self._line.keep(rows, spec.name, priority, ticket)
-                    found = self._try(rows, spec, holder, slots, ttl_s, priority, ticket)
+                    found = self._try(rows, spec, holder, slots, ttl_s, priority, ticket, preempt_s)
+                    if isinstance(found, Lease) and preemptible:
+                        preemption.promise(rows, found, priority)
                 if isinstance(found, Lease):
                     return found
                 if time.monotonic() >= deadline_s:
@@ -243,10 +280,21 @@ class LeaseStore:
         ttl_s: float = DEFAULT_TTL_S,
         priority: int = 0,
         wait_s: float = 0.0,
+        preempt_s: float | None = None,
+        preemptible: bool = False,
     ) -> Generator[HeldLease]:
         """Acquires, renews in a thread, and releases at the end; arguments as in `acquire`."""
-        lease = self.acquire(spec, holder=holder, slots=slots, ttl_s=ttl_s, priority=priority, wait_s=wait_s)
-        held = HeldLease(self, lease)
+        lease = self.acquire(
+            spec,
+            holder=holder,
+            slots=slots,
+            ttl_s=ttl_s,
+            priority=priority,
+            wait_s=wait_s,
+            preempt_s=preempt_s,
+            preemptible=preemptible,
+        )
+        held = HeldLease(self, lease, preemptible=preemptible)
         try:
             yield held
         finally:
@@ -281,6 +329,12 @@ class LeaseStore:
         with self._file.transaction() as rows:
             return clear_stop(rows, device, by)
 
+    def preemption(self, lease: Lease) -> Preemption | None:
+        """Returns who wants a lease that its holder promised to give up, if anybody does."""
+        with self._file.transaction() as rows:
+            preemption.create(rows)
+            return preemption.find(rows, lease.device, lease.token, self._process, self._clock.now_s())
+
     def has_expired(self, lease: Lease) -> bool:
         """Returns whether the lease's time is up, renewable or not."""
         return lease.expires_s <= self._clock.now_s()
@@ -296,6 +350,7 @@ class LeaseStore:
         ttl_s: float,
         priority: int,
         ticket: int | None,
+        preempt_s: float | None,
     ) -> Lease | str:
         """Returns a lease, or the reason why there is none now.
 
@@ -304,6 +359,7 @@ class LeaseStore:
         """
         if spec.name in (stops := find_stops(rows)):
             raise LeaseError(stops[spec.name].refusal())
+        preemption.create(rows)
         now_s = self._clock.now_s()
         held = self._purge(rows, spec.name, now_s)
         ahead = self._line.count_ahead(rows, spec.name, priority, ticket)
@@ -312,6 +368,10 @@ class LeaseStore:
         is_free = (
             not held if slots is None else len(free) >= slots and not any(lease.exclusive for lease in held)
         )
+        if not ahead and not is_free and preempt_s is not None:
+            missing = (spec.slots if slots is None else slots) - len(free)
+            who: dict[str, Any] = {"priority": priority, "by": holder, "process": self._process}
+            preemption.ask(rows, held, missing=missing, within_s=preempt_s, now_s=now_s, **who)
         if ahead or not is_free:
             return _refusal(spec, slots, held, len(free), ahead)
         token = self._next_token(rows, spec)
@@ -346,7 +406,8 @@ class LeaseStore:
         """Removes the leases of a device that are over, and returns the others."""
         held: list[Lease] = []
         for lease in self._read(rows, device, now_s):
-            if self._is_over(lease, now_s):
+            asked = preemption.find(rows, device, lease.token, self._process, now_s)
+            if self._is_over(lease, now_s) or (asked is not None and asked.left_s <= 0):
                 self._delete(rows, lease)
             else:
                 held.append(lease)
@@ -388,6 +449,8 @@ class LeaseStore:
     def _delete(self, rows: sqlite3.Connection, lease: Lease) -> None:
         rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (lease.device, lease.token))
         rows.execute("DELETE FROM seen WHERE row = ?", (_row(lease),))
+        preemption.create(rows)
+        preemption.withdraw(rows, lease.device, lease.token)
 
 
 def _row(lease: Lease) -> str:

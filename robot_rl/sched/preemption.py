@@ -1,0 +1,123 @@
+"""Leases that a larger priority can take: who asked for one, and until when its holder has to give it up.
+
+    acquire(..., preemptible=True)     the holder promises to look, and to give up in time
+    acquire(..., preempt_s=10)         a waiter of larger priority asks it to, within so many seconds
+    HeldLease.preemption               what the holder sees: it finishes its chunk, parks, releases
+
+At the deadline the lease is over, whatever the holder does, and its fencing token with it. Who did not
+promise keeps the lease. Every call is within a transaction of the lease file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from robot_rl.sched.lease import Holder, Lease
+from robot_rl.sched.lease_file import unchanged_s
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS preemptible (
+    device TEXT NOT NULL, token INTEGER NOT NULL, priority INTEGER NOT NULL,
+    by_holder TEXT, by_process TEXT, asked_s REAL, within_s REAL, PRIMARY KEY (device, token)
+)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preemption:
+    """A lease is wanted by a larger priority."""
+
+    by: str
+    """Who wants it."""
+    left_s: float
+    """Seconds until the lease is over; negative if it is."""
+
+
+def create(rows: sqlite3.Connection) -> None:
+    """Makes the table in a lease file that has none: files of before stay readable."""
+    rows.execute(_CREATE)
+
+
+def promise(rows: sqlite3.Connection, lease: Lease, priority: int) -> None:
+    """Notes that the holder gives up for a larger priority than this."""
+    values = (lease.device, lease.token, priority)
+    rows.execute("INSERT INTO preemptible (device, token, priority) VALUES (?, ?, ?)", values)
+
+
+def withdraw(rows: sqlite3.Connection, device: str, token: int) -> None:
+    """Forgets a lease that has ended."""
+    rows.execute("DELETE FROM preemptible WHERE device = ? AND token = ?", (device, token))
+    rows.execute("DELETE FROM seen WHERE row = ?", (_row(device, token),))
+
+
+def find(
+    rows: sqlite3.Connection, device: str, token: int, observer: Holder, now_s: float
+) -> Preemption | None:
+    """Returns who wants a lease, if anybody does.
+
+    `now_s` is of the clock of `observer`; a request by another clock counts from when this one first saw it.
+    """
+    found = rows.execute(
+        "SELECT by_holder, by_process, asked_s, within_s FROM preemptible "
+        "WHERE device = ? AND token = ? AND by_holder IS NOT NULL",
+        (device, token),
+    ).fetchone()
+    if found is None:
+        return None
+    by, process, asked_s, within_s = found
+    if Holder.from_text(process).shares_clock(observer):
+        passed_s = now_s - asked_s
+    else:
+        passed_s = unchanged_s(rows, _row(device, token), asked_s, observer, now_s)
+    return Preemption(by=by, left_s=within_s - passed_s)
+
+
+def ask(
+    rows: sqlite3.Connection,
+    held: Sequence[Lease],
+    *,
+    missing: int,
+    priority: int,
+    by: str,
+    process: Holder,
+    now_s: float,
+    within_s: float,
+) -> None:
+    """Asks as many holders as are needed to give up: of those that promised, the smallest priority first.
+
+    Args:
+        rows: of the lease file.
+        held: leases of the device, oldest first; of equal priorities the newest gives up first.
+        missing: slots that are wanted beyond the free ones.
+        priority: of the waiter; only smaller ones are asked.
+        by: its name.
+        process: its process.
+        now_s: by its clock.
+        within_s: how long the holders have.
+    """
+    device = held[0].device if held else ""
+    promised = {
+        token: (of, asked)
+        for token, of, asked in rows.execute(
+            "SELECT token, priority, asked_s FROM preemptible WHERE device = ?", (device,)
+        )
+    }
+    willing = [lease for lease in held if lease.token in promised and promised[lease.token][0] < priority]
+    if sum(lease.slots for lease in willing) < missing:
+        return  # their work would be lost for nothing
+    for lease in sorted(willing, key=lambda it: (promised[it.token][0], -it.token)):
+        if missing <= 0:
+            return
+        missing -= lease.slots
+        if promised[lease.token][1] is None:
+            rows.execute(
+                "UPDATE preemptible SET by_holder = ?, by_process = ?, asked_s = ?, within_s = ? "
+                "WHERE device = ? AND token = ?",
+                (by, process.to_text(), now_s, within_s, lease.device, lease.token),
+            )
+
+
+def _row(device: str, token: int) -> str:
+    return f"preemption {device} {token}"

@@ -1,0 +1,141 @@
+"""Leases that a larger priority takes, on a clock that is turned by hand; and between two threads."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from robot_rl.core.clock import ManualClock
+from robot_rl.core.errors import LeaseError
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched.lease import Holder
+from robot_rl.sched.leases import Lease, LeaseStore
+from tests.sched.test_leases import ARM, GPU, NOON_S, stranger
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOON_S)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> LeaseStore:
+    return LeaseStore(tmp_path / "leases.db", clock, is_alive=lambda holder: True)
+
+
+def ask(
+    store: LeaseStore, spec: DeviceSpec = ARM, *, priority: int = 1, slots: int | None = None
+) -> Lease | None:
+    """Asks once, as a waiter does in every round; holders have a nanosecond of the turned clock."""
+    try:
+        return store.acquire(
+            spec, holder="urgent", slots=slots, priority=priority, wait_s=1e-9, preempt_s=1e-9
+        )
+    except LeaseError:
+        return None
+
+
+def test_a_holder_that_promised_is_asked_and_the_lease_is_over_at_the_deadline(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    store = LeaseStore(tmp_path / "leases.db", clock)
+    held = store.acquire(ARM, holder="patient", preemptible=True)
+    assert store.preemption(held) is None
+    assert ask(store) is None
+    wanted = store.preemption(held)
+    assert wanted is not None
+    assert (wanted.by, wanted.left_s) == ("urgent", pytest.approx(0.0, abs=1e-6))
+    clock.advance(1e-6)
+    taken = store.acquire(ARM, holder="urgent", priority=1)
+    assert taken.token == held.token + 1
+    with pytest.raises(LeaseError, match="no longer held"):
+        store.renew(held)
+
+
+@pytest.mark.parametrize(("priority", "preemptible"), [(0, True), (1, False)])
+def test_equals_and_those_who_did_not_promise_keep_their_lease(
+    store: LeaseStore, clock: ManualClock, priority: int, preemptible: bool
+) -> None:
+    held = store.acquire(ARM, holder="patient", preemptible=preemptible)
+    assert ask(store, priority=priority) is None
+    clock.advance(1.0)
+    assert ask(store, priority=priority) is None
+    assert store.active() == [held]
+
+
+def test_the_fewest_are_asked_the_smallest_priority_first_and_the_newest_of_equals(
+    store: LeaseStore, clock: ManualClock
+) -> None:
+    first = store.acquire(GPU, holder="a", slots=1, priority=1, preemptible=True)
+    second = store.acquire(GPU, holder="b", slots=1, priority=0, preemptible=True)
+    third = store.acquire(GPU, holder="c", slots=1, priority=0, preemptible=True)
+    assert ask(store, GPU, slots=1, priority=5) is None
+    assert [store.preemption(lease) is not None for lease in (first, second, third)] == [False, False, True]
+    assert ask(store, GPU, slots=2, priority=5) is None
+    assert [store.preemption(lease) is not None for lease in (first, second, third)] == [False, True, True]
+    clock.advance(1.0)
+    assert ask(store, GPU, slots=2, priority=5) is not None
+    assert store.active() == [first, *store.active()[1:]]
+
+
+def test_nobody_is_asked_where_it_would_not_be_enough(store: LeaseStore) -> None:
+    gives = store.acquire(GPU, holder="a", slots=1, preemptible=True)
+    store.acquire(GPU, holder="b", slots=2)
+    assert ask(store, GPU, slots=2) is None
+    assert store.preemption(gives) is None
+
+
+def test_a_request_by_another_clock_counts_from_when_it_is_seen(tmp_path: Path, clock: ManualClock) -> None:
+    path, theirs = tmp_path / "leases.db", ManualClock(5.0)
+    ours = LeaseStore(path, clock, is_alive=lambda holder: True)
+    other: Holder = stranger(time_space="time:[7]")
+    far = LeaseStore(path, theirs, process=other, is_alive=lambda holder: True)
+    held = ours.acquire(ARM, holder="patient", preemptible=True)
+    assert ask(far) is None
+    seen = ours.preemption(held)
+    assert seen is not None
+    assert seen.left_s == 1e-9
+    clock.advance(0.5)
+    later = ours.preemption(held)
+    assert later is not None
+    assert later.left_s == pytest.approx(1e-9 - 0.5)
+
+
+def test_a_time_to_give_up_beyond_the_wait_is_refused(store: LeaseStore) -> None:
+    with pytest.raises(LeaseError, match="got preempt_s 5, allowed: 0 to wait_s=1"):
+        store.acquire(ARM, holder="urgent", wait_s=1.0, preempt_s=5)
+
+
+def test_a_held_lease_says_who_wants_it_and_is_gone_in_time(tmp_path: Path) -> None:
+    store, handed = LeaseStore(tmp_path / "leases.db"), list[float]()
+
+    def urgent() -> None:
+        began_s = time.monotonic()
+        with store.hold(ARM, holder="urgent", priority=1, wait_s=20.0, preempt_s=10.0):
+            handed.append(time.monotonic() - began_s)
+
+    with store.hold(ARM, holder="patient", preemptible=True) as held:
+        thread = threading.Thread(target=urgent)
+        thread.start()
+        deadline_s = time.monotonic() + 10.0
+        while held.preemption is None and time.monotonic() < deadline_s:
+            held.check()
+            time.sleep(0.01)
+        assert held.preemption is not None
+        assert held.preemption.by == "urgent"
+        assert 5.0 < held.preemption.left_s <= 10.0
+    thread.join()
+    assert handed
+    assert handed[0] < 5.0
+
+
+def test_a_holder_that_does_not_give_up_loses_the_lease(tmp_path: Path) -> None:
+    store = LeaseStore(tmp_path / "leases.db")
+    with (
+        store.hold(ARM, holder="deaf", preemptible=True) as held,
+        store.hold(ARM, holder="urgent", priority=1, wait_s=20.0, preempt_s=0.5) as taken,
+    ):
+        assert taken.token > held.token
+        with pytest.raises(LeaseError, match="'urgent' has it now"):
+            held.check()
