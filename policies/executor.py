@@ -138,6 +138,11 @@ class ChunkExecutor:
         self._latent: NDArray[np.float32] | None = None
         """(B, H * A), of the chunks in the queues."""
 
+    @property
+    def is_between_chunks(self) -> bool:
+        """Whether all that was to be executed of the present chunks was handed out."""
+        return not (self._left > 0).any()
+
     def reset(self, mask: Array | None = None, seeds: Array | None = None) -> None:
         """Empties the queues of the masked envs: after termination and truncation, before `act`.
 

@@ -37,6 +37,9 @@ brings the arm to rest and keeps the finished episodes.
   delay_ms=100                              planning takes at least this long, for experiments
   compensate=false                          plans from the measured state, not from the predicted one
   record=false  video=false  out=runs       what is kept
+  lease_wait_s=600  priority=1              waits for an arm that others hold; larger priorities go first
+  preempt_s=10                              takes it from a smaller one, which has so long to end its chunk
+                                            and to park, and goes on later
 
 Examples:
   robot-rl deploy run=runs/20261121-101500-pick_cube-seed3 station=sim_in_process

@@ -39,6 +39,9 @@ def run(argv: list[str]) -> int:
     console.print(device_table(specs, leases))
     for lease in leases:
         console.print(f"{lease.device}: held by {lease.describe()}", markup=False, soft_wrap=True)
+        if (wanted := store.preemption(lease)) is not None:
+            line = f"{lease.device}: {wanted.by!r} takes it in {max(0.0, wanted.left_s):.0f} s"
+            console.print(line, markup=False, soft_wrap=True)
     for spec in specs:
         if spec.refusal is not None and (why := spec.refusal()):
             console.print(why, markup=False, soft_wrap=True)

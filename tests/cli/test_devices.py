@@ -8,6 +8,7 @@ import pytest
 
 from robot_rl.cli import devices
 from robot_rl.cli.main import main
+from robot_rl.core.errors import LeaseError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.leases import LeaseStore
 
@@ -37,6 +38,14 @@ def test_shows_devices_and_holders(store: LeaseStore, capsys: pytest.CaptureFixt
         assert word in rows["arm1"]
     assert "cpu: held by 'train pick_cube seed 3' (pid " in text
     assert "2 devices, 2 of 5 slots free; leases in " in text
+
+
+def test_who_takes_a_device_is_shown(store: LeaseStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store.acquire(ARM, holder="deploy reach", preemptible=True)
+    with pytest.raises(LeaseError):
+        store.acquire(ARM, holder="deploy push", priority=1, wait_s=9e-9, preempt_s=9e-9)
+    assert devices.run([]) == 0
+    assert "arm1: 'deploy push' takes it in 0 s" in capsys.readouterr().out
 
 
 def test_the_last_line_is_one_json_object(store: LeaseStore, capsys: pytest.CaptureFixture[str]) -> None:

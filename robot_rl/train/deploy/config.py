@@ -52,6 +52,11 @@ class DeployConfig:
     """Where the policy computes."""
     lease_wait_s: float = 0.0
     """How long to wait for an arm that another program holds."""
+    priority: int = 0
+    """Of those who wait for the arm, the larger goes first."""
+    preempt_s: float | None = None
+    """Who has the arm with a smaller priority gets so many seconds to finish its chunk and to park; null: it
+    may finish. A deployment that lost the arm so goes on when it is free again."""
 
     def __post_init__(self) -> None:
         require(1 <= self.episodes <= 10_000, "episodes", self.episodes, "1 to 10000")
@@ -63,3 +68,5 @@ class DeployConfig:
         m = self.ensemble
         require(m is None or m >= 0, "ensemble", m, "0 or more, or null")
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
+        within = self.preempt_s
+        require(within is None or within >= 1, "preempt_s", within, "1 or more, or null")

@@ -54,6 +54,10 @@ class Journal:
     """Of the first episode: joint positions asked for, and measured a control step later; (n,) each."""
     execution: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """How chunks were executed: rtc, planning_ms, late_chunks, held_steps."""
+    preempted: list[str] = field(default_factory=lambda: list[str]())
+    """Who took the arm in the middle of an episode, each time; that episode began again later."""
+    waited_s: list[float] = field(default_factory=lambda: list[float]())
+    """How long each lease of the arm was waited for."""
     ended: str = "interrupted"
     """`complete`, `interrupted`, or the error that ended it."""
 
@@ -87,6 +91,8 @@ class Journal:
             "limited_steps": sum(episode.limited for episode in self.episodes),
             "latency_ms": self.latency_table(),
             **self.execution,
+            "preempted": self.preempted,
+            "waited_s": [round(seconds, 3) for seconds in self.waited_s],
             "ended": self.ended,
             "folder": str(self.folder),
         }

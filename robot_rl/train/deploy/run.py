@@ -8,6 +8,7 @@ Driver and supervisor are processes of their own; if this one dies, they hold an
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -38,7 +39,7 @@ from robot_rl.real.remote import RemoteConfig
 from robot_rl.real.sensors import open_sensors
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.stepping import Moment, lockstep
-from robot_rl.sched.leases import LeaseStore
+from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.sched.opened import keeping_stops
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
@@ -52,6 +53,8 @@ from robot_rl.train.deploy.remote import RemotePolicy, open_remote
 from robot_rl.train.record import load_config_here, new_folder
 from robot_rl.train.recording import Recorder
 
+_ENDS_S = 5.0
+"""How much longer than it was given a holder may take to let an arm go."""
 _WARM_UP = 3
 """Plans made before the arm moves: the first takes several times as long."""
 
@@ -74,26 +77,35 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     policy, meta = _policy(config)
     check_fit(meta, shown, station)
     torch.set_num_threads(run_config.torch_threads)
-    with LeaseStore().hold(
-        device_of(station), holder=f"deploy {shown.task}", wait_s=config.lease_wait_s
-    ) as lease:  # without a lease there is no folder
+    seeds, began_s = eval_seeds(run_config.seed, config.episodes), time.monotonic()
+    with ExitStack() as held:
+        lease = held.enter_context(_leased(config, station, shown))  # without a lease there is no folder
         folder = new_folder(config.out, f"deploy-{station.name}")
         display.message(f"deployment: {folder}")
         if config.export is not None:
             policy = _exported(policy, meta, run_config, folder / "export")
         journal = Journal(folder=folder, config=config, task=shown.task, real=station.real)
+        journal.waited_s.append(time.monotonic() - began_s)
         try:
-            with (
-                closing(station_device(station, config, shown, folder, ask).open(lease)) as env,
-                _recorder(config, station, env, folder) as recorder,
-            ):
-                if shown.instruction:
-                    journal.instruction = env.instruction
-                    display.message(f"instruction: {env.instruction}")
-                player = Player(config, env, policy, meta, journal, recorder, display)
-                player.play(eval_seeds(run_config.seed, config.episodes), lease.check)
-                journal.ended = "complete"
-            player.draw()
+            while True:
+                with (
+                    closing(station_device(station, config, shown, folder, ask).open(lease)) as env,
+                    _recorder(config, station, env, folder) as recorder,
+                ):
+                    if shown.instruction:
+                        journal.instruction = env.instruction
+                        display.message(f"instruction: {env.instruction}")
+                    player = Player(config, env, policy, meta, journal, recorder, display)
+                    player.play(seeds[len(journal.episodes) :], lease)
+                player.draw()
+                if len(journal.episodes) == len(seeds):
+                    break
+                display.message(f"the arm is parked: {journal.preempted[-1]} has it now. Waits for it")
+                held.close()
+                began_s = time.monotonic()
+                lease = held.enter_context(_leased(config, station, shown, wait_s=math.inf))
+                journal.waited_s.append(time.monotonic() - began_s)
+            journal.ended = "complete"
         except RobotRLError as error:
             journal.ended = str(error)
             raise
@@ -107,6 +119,16 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
         finally:
             journal.write()
     return journal
+
+
+def _leased(
+    config: DeployConfig, station: StationConfig, shown: EnvConfig, wait_s: float = 0.0
+) -> AbstractContextManager[HeldLease]:
+    """Returns a lease of the arm, which this deployment gives up for a larger priority."""
+    within = config.preempt_s
+    wait_s = max(wait_s, config.lease_wait_s, 0.0 if within is None else within + _ENDS_S)
+    how: dict[str, Any] = {"priority": config.priority, "preempt_s": within, "preemptible": True}
+    return LeaseStore().hold(device_of(station), holder=f"deploy {shown.task}", wait_s=wait_s, **how)
 
 
 def station_device(
@@ -179,13 +201,21 @@ class Player:
         self._executor: AsyncExecutor | None = None
         self._act: Act | None = None
 
-    def play(self, seeds: Array, check: Callable[[], None]) -> None:
-        """Plays one episode for every seed; `check` raises if the lease is lost."""
+    def play(self, seeds: Array, lease: HeldLease) -> None:
+        """Plays one episode for every seed, until a larger priority wants the arm.
+
+        Raises:
+            LeaseError: the lease is lost.
+        """
+        begun = len(self._journal.episodes)
+        phase = self._display.phase("deploy", begun + len(seeds), unit="episodes", start=begun)
         try:
-            with self._display.phase("deploy", len(seeds), unit="episodes") as progress:
-                for done, seed in enumerate(seeds, start=1):
-                    check()
-                    self._episode(int(seed))
+            with phase as progress:
+                for done, seed in enumerate(seeds, start=begun + 1):
+                    lease.check()
+                    if (by := self._episode(int(seed), lease)) is not None:
+                        self._journal.preempted.append(by)
+                        return
                     solved = sum(episode.success for episode in self._journal.episodes)
                     progress.update(done, success=solved / done)
         finally:
@@ -202,7 +232,8 @@ class Player:
         except RenderError as error:
             self._display.message(f"no video: {str(error).splitlines()[0]}")
 
-    def _episode(self, seed: int) -> None:
+    def _episode(self, seed: int, lease: HeldLease) -> str | None:
+        """Plays an episode; returns who wants the arm, if that cut it after the chunk that was executed."""
         env, journal = self._env, self._journal
         success, limited, steps = False, 0, 0
 
@@ -224,8 +255,12 @@ class Player:
                 self._films.setdefault(seed, []).append(env.measured)
             if self._recorder is not None:
                 self._recorder.add(self._steps(moment))
+            wanted = lease.preemption
+            if wanted is not None and self._executor is not None and self._executor.is_between_chunks:
+                return wanted.by
         journal.episodes.append(EpisodeOutcome(seed=seed, success=success, steps=steps, limited=limited))
         self._note_execution()
+        return None
 
     def _acting(self, obs: Obs) -> Array:
         """Returns the next action, and gives the env the planned ones after it."""

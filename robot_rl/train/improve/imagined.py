@@ -14,29 +14,33 @@ too; imagined steps are billed apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from robot_rl.core.policy import Mode
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episodes import Episodes, episodes_meta
 from robot_rl.data.rollout import Rollout
 from robot_rl.data.transitions import Segment
-from robot_rl.hal.leased import EnvDevice
+from robot_rl.hal.leased import EnvDevice, LeasedEnv
+from robot_rl.hal.vector import Array, Obs
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.chunks import RolloutSource
 from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.sources import EpisodeLog
 from robot_rl.rollout.stepping import seed_batches
 from robot_rl.rollout.weights import Published, Publisher, Subscriber, load_weights
+from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
-from robot_rl.train.demos import joined, played
+from robot_rl.train.demos import Columns, joined, played
 from robot_rl.train.deploy.online import arm_of
 from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress
 from robot_rl.train.improve.config import ImaginedSettings
@@ -116,7 +120,7 @@ class CoEvolution:
 
     @property
     def doing(self) -> str:
-        """What goes on besides imagination, for the progress line."""
+        """What goes on that is not imagination, for the progress line."""
         if self.fitter is None:
             return {"collect": "real episodes", "probe": "probe"}.get(self.stage, "")
         return f"model {self.fitter.updates:,}/{self.fitter.config.updates:,} updates"
@@ -257,6 +261,10 @@ class CoEvolution:
             self.fitter.load_state_dict(state["fitter"])
 
 
+class _PreemptedError(Exception):
+    """A larger priority wants the arm, and the chunk is executed."""
+
+
 class RealSource:
     """Plays real episodes when they are wanted, under a lease that it books for them."""
 
@@ -275,28 +283,53 @@ class RealSource:
         if not wanted:
             return None
         session, version = conductor.session, self._weights.refresh(published)
+        device, rows = self._device(wanted), list[Columns]()
         how: dict[str, Any] = {
             "holder": f"train {session.config.recipe}: real episodes",
-            "wait_s": session.config.lease_wait_s,
+            "slots": 1,
+            "preemptible": device.spec.kind == "robot",
         }
-        device = self._device(wanted)
-        with opened(device, **how) as env:
-            executor = ChunkExecutor(
-                self._policy,
-                env.num_envs,
-                n_exec=session.config.n_exec,
-                mode="ode" if is_probe else "explore",
-                seed=conductor.seed,
-                device=session.config.device,
-            )
-            rows = []
-            for where, batch in seed_batches(conductor.next_seeds(wanted), env.num_envs):
-                executor.reset(np.ones(env.num_envs, bool), batch)
-                found = played(env, batch, lambda obs: executor.act(obs).action)
-                rows += found[: where.stop - where.start]
-            episodes = joined(env, rows)
+        noise, wait_s = conductor.seed, session.config.lease_wait_s
+        seeds = conductor.next_seeds(wanted)
+        while True:
+            with (
+                LeaseStore().hold(device.spec, wait_s=wait_s, **how) as lease,
+                closing(device.open(lease)) as env,
+            ):
+                self._play(env, lease, seeds[len(rows) :], rows, "ode" if is_probe else "explore", noise)
+                if len(rows) == wanted:
+                    episodes = joined(env, rows)
+                    break
+            assert lease.preemption is not None
+            conductor.say(f"the arm is parked: {lease.preemption.by} has it now. Waits for it")
+            wait_s = math.inf
         made = "real" if device.spec.real else "sim"
         return RealEpisodes(source=made, policy_version=version, episodes=episodes, is_probe=is_probe)
+
+    def _play(
+        self, env: LeasedEnv, lease: HeldLease, seeds: Array, rows: list[Columns], mode: Mode, noise: int
+    ) -> None:
+        """Adds an episode for every seed, until a larger priority wants the device."""
+        session = self._conductor.session
+        executor = ChunkExecutor(
+            self._policy,
+            env.num_envs,
+            n_exec=session.config.n_exec,
+            mode=mode,
+            seed=noise,
+            device=session.config.device,
+        )
+
+        def act(obs: Obs) -> Array:
+            if lease.preemption is not None and executor.is_between_chunks:
+                raise _PreemptedError
+            return executor.act(obs).action
+
+        with suppress(_PreemptedError):
+            for where, batch in seed_batches(seeds, env.num_envs):
+                lease.check()
+                executor.reset(np.ones(env.num_envs, bool), batch)
+                rows += played(env, batch, act)[: where.stop - where.start]
 
     def _device(self, wanted: int) -> EnvDevice:
         """Returns what the episodes are played on: the run's arm, one after the other, or simulations."""

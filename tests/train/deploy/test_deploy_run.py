@@ -1,6 +1,9 @@
 """A deployment from run folder to report, on an arm in the test; one slow test with the real processes."""
 
+import itertools
 import json
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.bench.trials import command_line
 from robot_rl.cli.main import main
 from robot_rl.config import dump
 from robot_rl.core.errors import CheckpointError, ConfigError, LeaseError, SafetyStopError
@@ -17,7 +21,7 @@ from robot_rl.data.episode import SOURCES
 from robot_rl.data.normalize import Normaliser
 from robot_rl.data.store.reader import open_source
 from robot_rl.hal.device import LeaseLike
-from robot_rl.hal.leased import EnvDevice
+from robot_rl.hal.leased import EnvDevice, LeasedEnv
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig
@@ -25,6 +29,8 @@ from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.envs import make_env
+from robot_rl.sched.leases import HeldLease
+from robot_rl.sched.preemption import Preemption
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.assemble import policy_meta
@@ -126,6 +132,36 @@ def test_an_arm_that_is_taken_costs_no_folder(arm, tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_larger_priority_gets_the_arm_between_two_chunks(
+    arm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+
+    def preemption(held: HeldLease) -> Preemption | None:
+        is_wanted = held.token == tokens[0] and next(looks) >= 12  # in the second episode of ten steps
+        return Preemption(by="urgent", left_s=5.0) if is_wanted else None
+
+    tokens = list[int]()
+    opening = EnvDevice.open
+
+    def opened(device: EnvDevice, lease: HeldLease) -> LeasedEnv:
+        tokens.append(lease.token)
+        return opening(device, lease)
+
+    monkeypatch.setattr(HeldLease, "preemption", property(preemption))
+    monkeypatch.setattr(EnvDevice, "open", opened)
+    journal = deployed(tmp_path, episodes=3)
+    assert journal.ended == "complete"
+    assert journal.preempted == ["urgent"]
+    assert len(tokens) == 2
+    assert tokens[1] > tokens[0]
+    assert [episode.steps for episode in journal.episodes] == [10, 10, 10]
+    assert [episode.seed - 2**31 for episode in journal.episodes] == [0, 1, 2]  # the cut one began again
+    assert len(journal.timing) > 30  # what was cut was steps of the arm, too
+    orders = [order for order, _ in arm.orders]
+    assert orders.index("park") < orders.index("start", orders.index("park"))
+
+
 def test_ctrl_c_leaves_the_arm_at_rest_and_keeps_what_was_done(
     arm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,3 +236,33 @@ def test_through_driver_and_supervisor(task: str, tmp_path: Path, capsys: pytest
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert (result["episodes"], result["control_steps"], result["ended"]) == (2, 20, "complete")
     assert 0 < result["latency_ms"]["latency"]["p50"] < 2000
+
+
+@pytest.mark.slow
+def test_a_second_deployment_takes_the_arm_and_the_first_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    make_run(tmp_path / "run")
+    words = [f"run={tmp_path / 'run'}", f"station={patient_station(tmp_path)}", "video=false", "--json"]
+    patient = command_line("deploy", *words, f"out={tmp_path / 'patient'}", "episodes=20")
+    with subprocess.Popen(patient, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
+        deadline_s = time.monotonic() + 60.0
+        while not list(tmp_path.glob("patient/*/experience")) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        urgent = ["deploy", *words, f"out={tmp_path / 'urgent'}", "episodes=1", "priority=1", "preempt_s=20"]
+        assert main(urgent) == 0
+        assert first.stdout is not None
+        told = json.loads(first.stdout.read().splitlines()[-1])
+        assert first.wait() == 0
+    taken = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert taken["episodes"] == 1
+    assert 0 < taken["waited_s"][0] < 20.0
+    assert told["episodes"] == 20
+    assert told["preempted"] == ["deploy pick_cube"]
+    theirs, ours = (
+        open_source(next(tmp_path.glob(f"{name}/*/experience"))) for name in ("patient", "urgent")
+    )
+    stamps = np.concatenate([np.asarray(theirs.read(at).stamp_ns) for at in range(len(theirs.lengths()))])
+    between = np.asarray(ours.read(0).stamp_ns)
+    assert not ((stamps >= between[0]) & (stamps <= between[-1])).any()  # nobody drove it at the same time
