@@ -62,7 +62,12 @@ def device_of(station: StationConfig) -> DeviceSpec:
         name=f"arm-{station.name}",
         kind="robot",
         real=station.real,
-        labels={"robot": station.robot},
+        labels={
+            "robot": station.robot,
+            "driver": station.driver,
+            **({"cameras": " ".join(station.cameras)} if station.cameras else {}),
+            **station.labels,
+        },
         last_token=partial(last_token, station),
     )
 

@@ -22,6 +22,7 @@ STATIONS = Path(robot_rl.__file__).parent / "configs" / "stations"
 """Folder of the shipped station files."""
 
 Floats = tuple[float, ...]
+_OWN_LABELS = frozenset({"robot", "driver", "cameras"})
 _SERVO_TIMEOUT_S = 0.1
 """MoveIt Servo's default incoming_command_timeout."""
 
@@ -232,6 +233,8 @@ class StationConfig:
     limits: SafetyLimits
     real: bool = True
     """False for simulated arms: only their scenes may be reset by a program."""
+    labels: dict[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Free words by which a job can ask for it (`needs.cell=west`), such as cell, gripper, operator."""
     ros2: Ros2Config | None = None
     lerobot: LeRobotConfig | None = None
     sim: SimConfig | None = None
@@ -270,6 +273,8 @@ class StationConfig:
                         )
             self._check_command_timeout(self.ros2 or Ros2Config(), self.supervisor)
         self._check_box()
+        for word in sorted(_OWN_LABELS & set(self.labels)):
+            raise ConfigError(f"labels: got {word!r}, which the station says itself, allowed: other words.")
 
     def _check_command_timeout(self, ros2: Ros2Config, supervisor: SupervisorConfig) -> None:
         """Refuses an arm that moves on when the host of its driver is gone."""
@@ -320,13 +325,21 @@ def load_station(name_or_path: str) -> StationConfig:
     Raises:
         ConfigError: no such station, or a mistake in its file; the message names the key.
     """
-    path = Path(name_or_path)
-    if not name_or_path.endswith((".yaml", ".yml")):
-        shipped = {file.stem: file for file in STATIONS.glob("*.yaml")}
-        if name_or_path not in shipped:
-            raise ConfigError(
-                f"station: no station named {name_or_path!r}.{nearest(name_or_path, shipped)} "
-                "A station file of your own is given by its path, such as station=path/to/mine.yaml."
-            )
-        path = shipped[name_or_path]
-    return read(StationConfig, path)
+    return read(StationConfig, station_file(name_or_path))
+
+
+def station_file(name_or_path: str) -> Path:
+    """Returns the file of a shipped station, or the path itself.
+
+    Raises:
+        ConfigError: no station of that name is shipped.
+    """
+    if name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
+    shipped = {file.stem: file for file in STATIONS.glob("*.yaml")}
+    if name_or_path not in shipped:
+        raise ConfigError(
+            f"station: no station named {name_or_path!r}.{nearest(name_or_path, shipped)} "
+            "A station file of your own is given by its path, such as station=path/to/mine.yaml."
+        )
+    return shipped[name_or_path]

@@ -26,6 +26,8 @@ brings the arm to rest and keeps the finished episodes.
   station=sim_in_process   a simulated arm inside the driver: needs nothing else
   station=sim_arm          the simulated arm of `robot-rl serve-sim-arm`, over ROS 2
   station=my_cell.yaml     your own arm; see docs/real.md
+  station=any              one of those that `robot-rl devices` lists: the first that is free of those that
+                           the policy fits, with needs.real=true and needs.labels.cell=west if given
 
   which=final|base  episodes=10             the policy, and how often it tries
   robot=<name>                              of a run of several robots or tasks: which source acts here

@@ -12,6 +12,8 @@ from rich.table import Table
 from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal.device import DeviceSpec
+from robot_rl.real.inventory import enter, leave
+from robot_rl.real.inventory import specs as station_specs
 from robot_rl.sched.inventory import discover
 from robot_rl.sched.lease import wall_s
 from robot_rl.sched.leases import Lease, LeaseStore
@@ -24,17 +26,24 @@ After a real arm has stopped (protective stop, limit, or a supervisor or driver 
 lease it, even after a restart. Look at the arm, then end the stop:
 
   robot-rl devices clear=<device> by=<your name>
+
+Arms are listed once their station is entered; `robot-rl deploy station=any` chooses among them:
+
+  robot-rl devices add=my_cell.yaml      or the name of a shipped station
+  robot-rl devices remove=my_cell        by the name in the file
 """
 
 
 def run(argv: list[str]) -> int:
     """Prints the devices with their leases; with `--json` the last line is one JSON object."""
     parser = parser_of("devices", SUMMARY, _ABOUT)
-    parser.add_argument("words", nargs="*", metavar="clear=DEVICE by=NAME", help="ends the stop of an arm")
+    parser.add_argument(
+        "words", nargs="*", metavar="key=value", help="clear=, by=, add= or remove=, see above"
+    )
     words = parser.parse_args(argv)
     store = LeaseStore()
-    _clear(store, words.words)
-    specs, leases = [*discover(), *world_specs()], store.active()
+    _change(store, words.words)
+    specs, leases = [*discover(), *station_specs(), *world_specs()], store.active()
     console = Console()
     console.print(device_table(specs, leases))
     for lease in leases:
@@ -58,17 +67,25 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _clear(store: LeaseStore, words: Sequence[str]) -> None:
-    """Ends the stop of the device in `clear=`.
+def _change(store: LeaseStore, words: Sequence[str]) -> None:
+    """Ends the stop of the device in `clear=`, enters the station in `add=`, or takes out that in `remove=`.
 
     Raises:
-        ConfigError: another word, no name, or the device is not stopped.
+        ConfigError: another word, no name, the device is not stopped, or the station is not there.
     """
     given = {key: value for key, _, value in (word.partition("=") for word in words)}
     for key in given:
-        if key not in ("clear", "by"):
-            raise ConfigError(f"devices: got {key!r}, allowed: clear=<device> by=<your name>.")
-    if given:
+        if key not in ("clear", "by", "add", "remove"):
+            raise ConfigError(
+                f"devices: got {key!r}, allowed: clear=<device> by=<your name>, add=<station>, "
+                "remove=<station>."
+            )
+    if "add" in given:
+        print(f"{enter(given['add']).name}: added")
+    if "remove" in given:
+        leave(given["remove"])
+        print(f"{given['remove']}: removed")
+    if "clear" in given or "by" in given:
         device, by = given.get("clear", ""), given.get("by", "")
         stop = store.clear(device, by)
         print(f"{device}: cleared by {by}, after: {stop.reason}")

@@ -37,7 +37,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -183,7 +183,7 @@ class LeaseStore:
 
     def acquire(
         self,
-        spec: DeviceSpec,
+        spec: DeviceSpec | Sequence[DeviceSpec],
         *,
         holder: str,
         slots: int | None = None,
@@ -193,10 +193,11 @@ class LeaseStore:
         preempt_s: float | None = None,
         preemptible: bool = False,
     ) -> Lease:
-        """Takes slots of a device.
+        """Takes slots of a device, or of the first of several that has them free.
 
         Args:
-            spec: the device, and how many slots it has.
+            spec: the device, and how many slots it has; or several, the preferred one first: the caller then
+                stands in the lines of all.
             holder: name of the caller, for the errors of others.
             slots: how many; None for all of them, exclusively.
             ttl_s: life unless renewed.
@@ -211,36 +212,49 @@ class LeaseStore:
             LeaseError: not enough free slots, with who has them since when and until when; or the device has
                 stopped, and nobody has cleared it.
         """
-        if slots is not None and not 1 <= slots <= spec.slots:
-            raise LeaseError(
-                f"lease of {spec.name}: got slots {slots}, allowed 1 to {spec.slots}, or None for all."
-            )
+        specs = list(spec) if isinstance(spec, Sequence) else [spec]
+        at = f"lease of {', '.join(one.name for one in specs)}"
+        most = min(one.slots for one in specs)
+        if slots is not None and not 1 <= slots <= most:
+            raise LeaseError(f"{at}: got slots {slots}, allowed 1 to {most}, or None for all.")
         if not ttl_s > 0:
-            raise LeaseError(f"lease of {spec.name}: got ttl_s {ttl_s}, allowed: above 0.")
+            raise LeaseError(f"{at}: got ttl_s {ttl_s}, allowed: above 0.")
         if preempt_s is not None and not 0 <= preempt_s <= wait_s:
-            raise LeaseError(
-                f"lease of {spec.name}: got preempt_s {preempt_s}, allowed: 0 to wait_s={wait_s:g}, or None."
-            )
-        spec.require_trusted()
+            raise LeaseError(f"{at}: got preempt_s {preempt_s}, allowed: 0 to wait_s={wait_s:g}, or None.")
+        for one in specs:
+            one.require_trusted()
         deadline_s = time.monotonic() + wait_s
-        ticket: int | None = None
+        tickets = dict[str, int]()
         try:
             while True:
+                refusals = list[str]()
                 with self._file.transaction() as rows:
-                    if wait_s > 0:
-                        ticket = self._line.keep(rows, spec.name, priority, ticket)
-                    found = self._try(rows, spec, holder, slots, ttl_s, priority, ticket, preempt_s)
-                    if isinstance(found, Lease) and preemptible:
-                        preemption.promise(rows, found, priority)
-                if isinstance(found, Lease):
-                    return found
+                    for one in specs:
+                        if wait_s > 0:
+                            ticket = tickets.get(one.name)
+                            tickets[one.name] = self._line.keep(rows, one.name, priority, ticket)
+                        # of several devices the preferred one alone is asked for: one is needed
+                        asked = preempt_s if one is specs[0] else None
+                        ticket = tickets.get(one.name)
+                        try:
+                            found = self._try(rows, one, holder, slots, ttl_s, priority, ticket, asked)
+                        except LeaseError as error:  # it has stopped; another may do
+                            if len(specs) == 1:
+                                raise
+                            found = str(error)
+                        if isinstance(found, Lease):
+                            if preemptible:
+                                preemption.promise(rows, found, priority)
+                            return found
+                        refusals.append(found)
                 if time.monotonic() >= deadline_s:
-                    raise LeaseError(found)
+                    raise LeaseError("\n".join(refusals))
                 time.sleep(_POLL_S)
         finally:
-            if ticket is not None:
+            if tickets:
                 with self._file.transaction() as rows:
-                    self._line.leave(rows, ticket)
+                    for ticket in tickets.values():
+                        self._line.leave(rows, ticket)
 
     def renew(self, lease: Lease, ttl_s: float | None = None) -> Lease:
         """Extends a lease by `ttl_s` (its own if None) from now.
@@ -273,7 +287,7 @@ class LeaseStore:
     @contextmanager
     def hold(
         self,
-        spec: DeviceSpec,
+        spec: DeviceSpec | Sequence[DeviceSpec],
         *,
         holder: str,
         slots: int | None = None,

@@ -13,15 +13,15 @@ from typing import Any
 
 from robot_rl.config.build import build
 from robot_rl.core.errors import CheckpointError, DeviceError, RobotRLError
-from robot_rl.core.files import at_home, read_json, write_json
+from robot_rl.core.files import at_home, read_json
 from robot_rl.core.machine import usable_cores
 from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched.entered import Entered
 from robot_rl.sched.inventory import PER_CORE, simulator_of
-from robot_rl.sched.leases import LeaseStore
 from robot_rl.sim.config import EnvConfig
 
 CAPS = frozenset({"set_state", "fork", "batch"})
-_TABLE = "worlds.json"
+_ENTERED = Entered("worlds.json", "folders")
 HEAD = "world.json"
 REMEDY = "Fit a new one: robot-rl worlds fit data=<dataset> out=<folder>."
 
@@ -94,27 +94,16 @@ def head_of(folder: Path) -> dict[str, Any]:
 
 def enter(folder: str | Path) -> None:
     """Notes that a world model is in a folder, for `robot-rl devices`."""
-    table, path = _table(), str(Path(at_home(str(folder))).resolve())
-    folders = [other for other in _folders(table) if other != path]
-    table.parent.mkdir(parents=True, exist_ok=True)
-    write_json(table, {"folders": [*folders, path]}, is_checked=True)
+    _ENTERED.enter(folder)
 
 
 def specs() -> list[DeviceSpec]:
     """Returns the world models of this machine that are still there."""
     found = list[DeviceSpec]()
-    for folder in _folders(_table()):
+    for folder in _ENTERED.paths():
         if (Path(folder) / HEAD).is_file():
             try:
                 found.append(world_spec(folder))
             except (RobotRLError, KeyError) as error:
                 raise DeviceError(f"world model {folder}: {error}") from error
     return found
-
-
-def _table() -> Path:
-    return LeaseStore().path.parent / _TABLE
-
-
-def _folders(table: Path) -> list[str]:
-    return list(read_json(table, DeviceError, f"Remove {table}.")["folders"]) if table.is_file() else []

@@ -103,7 +103,10 @@ def test_a_stop_is_shown_and_cleared(store: LeaseStore, capsys: pytest.CaptureFi
     assert main(["devices", "clear=arm1"]) == 2
     assert "clear=arm1: who looked at it? Say by=<your name>." in capsys.readouterr().err
     assert main(["devices", "clean=arm1"]) == 2
-    assert "devices: got 'clean', allowed: clear=<device> by=<your name>." in capsys.readouterr().err
+    assert (
+        "devices: got 'clean', allowed: clear=<device> by=<your name>, add=<station>"
+        in capsys.readouterr().err
+    )
     assert devices.run(["clear=arm1", "by=ann"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("arm1: cleared by ann, after: The supervisor was gone.\n")

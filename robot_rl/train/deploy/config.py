@@ -8,6 +8,19 @@ from typing import Literal
 from robot_rl.core.errors import require
 from robot_rl.real.remote import RemoteKeys
 
+ANY = "any"
+"""Station that stands for every arm of this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsConfig:
+    """What an arm must have, where any will do that the policy fits."""
+
+    real: bool | None = None
+    """Whether it moves matter; null: either."""
+    labels: dict[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Words of its station file, with these values."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeployConfig:
@@ -16,7 +29,9 @@ class DeployConfig:
     run: str
     """Run folder of `robot-rl train`."""
     station: str
-    """A shipped station, or the path of a station file."""
+    """A shipped station, the path of a station file, or `any` of those that `robot-rl devices` lists."""
+    needs: NeedsConfig = field(default_factory=NeedsConfig)
+    """With station=any: what the arm must have; robot, task and cameras are those of the policy anyway."""
     which: Literal["final", "base"] = "final"
     """The policy after residual RL, or the cloned one."""
     robot: str | None = None
@@ -63,6 +78,8 @@ class DeployConfig:
         require(
             self.export is None or self.policy is None, "export", self.export, "null with policy=tls://..."
         )
+        asks = self.needs != NeedsConfig()
+        require(self.station == ANY or not asks, "needs", self.needs, f"nothing without station={ANY}")
         require(self.delay_ms >= 0, "delay_ms", self.delay_ms, "0 or more")
         require(self.n_exec is None or self.n_exec >= 1, "n_exec", self.n_exec, "1 or more, or null")
         m = self.ensemble

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -46,9 +46,9 @@ from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.env import StationEnv
-from robot_rl.train.deploy.fit import check_fit, env_at, in_scene_of
 from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
+from robot_rl.train.deploy.place import Place, places
 from robot_rl.train.deploy.remote import RemotePolicy, open_remote
 from robot_rl.train.record import load_config_here, new_folder
 from robot_rl.train.recording import Recorder
@@ -71,15 +71,14 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
         RobotRLError: the policy does not fit, the arm is not there or stopped; the message says what to do.
     """
     run_config, _ = load_config_here(Path(config.run), at="run")
-    station = load_station(config.station)
-    shown = env_at(station, run_config, config.robot).with_instruction(config.instruction)
-    station = in_scene_of(shown, station)
     policy, meta = _policy(config)
-    check_fit(meta, shown, station)
+    able = places(config, run_config, meta)
     torch.set_num_threads(run_config.torch_threads)
     seeds, began_s = eval_seeds(run_config.seed, config.episodes), time.monotonic()
     with ExitStack() as held:
-        lease = held.enter_context(_leased(config, station, shown))  # without a lease there is no folder
+        lease = held.enter_context(_leased(config, able))  # without a lease there is no folder
+        (place,) = (one for one in able if one.device.name == lease.device)
+        config, station, shown = place.config, place.station, place.shown
         folder = new_folder(config.out, f"deploy-{station.name}")
         display.message(f"deployment: {folder}")
         if config.export is not None:
@@ -103,7 +102,7 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
                 display.message(f"the arm is parked: {journal.preempted[-1]} has it now. Waits for it")
                 held.close()
                 began_s = time.monotonic()
-                lease = held.enter_context(_leased(config, station, shown, wait_s=math.inf))
+                lease = held.enter_context(_leased(config, [place], wait_s=math.inf))
                 journal.waited_s.append(time.monotonic() - began_s)
             journal.ended = "complete"
         except RobotRLError as error:
@@ -122,13 +121,14 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
 
 
 def _leased(
-    config: DeployConfig, station: StationConfig, shown: EnvConfig, wait_s: float = 0.0
+    config: DeployConfig, able: Sequence[Place], wait_s: float = 0.0
 ) -> AbstractContextManager[HeldLease]:
-    """Returns a lease of the arm, which this deployment gives up for a larger priority."""
+    """Returns a lease of the first arm that is free, which this deployment gives up for a larger priority."""
     within = config.preempt_s
     wait_s = max(wait_s, config.lease_wait_s, 0.0 if within is None else within + _ENDS_S)
     how: dict[str, Any] = {"priority": config.priority, "preempt_s": within, "preemptible": True}
-    return LeaseStore().hold(device_of(station), holder=f"deploy {shown.task}", wait_s=wait_s, **how)
+    devices, holder = [place.device for place in able], f"deploy {able[0].shown.task}"
+    return LeaseStore().hold(devices, holder=holder, wait_s=wait_s, **how)
 
 
 def station_device(

@@ -15,7 +15,7 @@ import torch
 from robot_rl.bench.trials import command_line
 from robot_rl.cli.main import main
 from robot_rl.config import dump
-from robot_rl.core.errors import CheckpointError, ConfigError, LeaseError, SafetyStopError
+from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError, LeaseError, SafetyStopError
 from robot_rl.core.registry import resolve
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.normalize import Normaliser
@@ -27,16 +27,17 @@ from robot_rl.policies.checkpoint import save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.real.claim import device_of
-from robot_rl.real.station import StationConfig, load_station
+from robot_rl.real.inventory import enter
+from robot_rl.real.station import STATIONS, StationConfig, load_station
 from robot_rl.rollout.envs import make_env
-from robot_rl.sched.leases import HeldLease
+from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.sched.preemption import Preemption
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.assemble import policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy import run as deployment
-from robot_rl.train.deploy.config import DeployConfig
+from robot_rl.train.deploy.config import DeployConfig, NeedsConfig
 from robot_rl.train.deploy.fit import in_scene_of
 from robot_rl.train.deploy.journal import Journal
 from robot_rl.train.deploy.run import deploy
@@ -160,6 +161,32 @@ def test_a_larger_priority_gets_the_arm_between_two_chunks(
     assert len(journal.timing) > 30  # what was cut was steps of the arm, too
     orders = [order for order, _ in arm.orders]
     assert orders.index("park") < orders.index("start", orders.index("park"))
+
+
+def test_any_arm_that_has_what_is_needed_will_do(
+    arm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    with pytest.raises(DeviceError, match="no arm is known"):
+        deployed(tmp_path, station="any")
+    shipped = (STATIONS / "sim_in_process.yaml").read_text()
+    for name in ("west", "east"):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(shipped.replace("name: sim_in_process", f"name: {name}\nlabels: {{cell: {name}}}"))
+        enter(str(path))
+
+    def cell(**options: Any) -> str:
+        return deployed(tmp_path, station="any", **options).folder.name.partition("deploy-")[2][:4]
+
+    assert cell() == "west"
+    east = NeedsConfig(labels={"cell": "east"})
+    assert cell(needs=east) == "east"
+    with LeaseStore().hold(device_of(load_station(str(tmp_path / "west.yaml"))), holder="another"):
+        assert cell() == "east"
+    with pytest.raises(DeviceError, match="its cell is west, not north"):
+        cell(needs=NeedsConfig(labels={"cell": "north"}))
+    with pytest.raises(ConfigError, match=r"needs: .* nothing without station=any"):
+        deployed(tmp_path, needs=east)
 
 
 def test_ctrl_c_leaves_the_arm_at_rest_and_keeps_what_was_done(

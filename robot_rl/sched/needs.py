@@ -1,0 +1,89 @@
+"""What a job needs of a device, in the words that devices have: never an address.
+
+    Need(kind="robot", real=True, labels={"robot": "panda", "cell": "west"})
+
+`choose` finds the devices that meet it, or says which word is missing at the nearest one, and who holds that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from robot_rl.core.errors import DeviceError
+from robot_rl.sched.lease import Lease
+
+if TYPE_CHECKING:
+    from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which a need does not need
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """A device that a job can use."""
+
+    kind: str
+    """`robot`, `sim`, `world`, `gpu` or `cpu`."""
+    real: bool | None = None
+    """Whether its commands move matter; None: either."""
+    caps: frozenset[str] = frozenset()
+    """All of these."""
+    labels: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """All of these, with these values."""
+    slots: int = 1
+    """As many, free or not."""
+    node: str | None = None
+    """On this host; None: on any."""
+
+    def misses(self, spec: DeviceSpec) -> Iterator[str]:
+        """Yields what a device of the right kind lacks, in words; nothing if it meets the need."""
+        has = spec.labels
+        for name, value in self.labels.items():
+            if has.get(name) != value:
+                yield f"its {name} is {has[name]}, not {value}" if name in has else f"it has no {name}"
+        if self.real is not None and spec.real != self.real:
+            yield "it is real" if spec.real else "it is simulated"
+        if spec.slots < self.slots:
+            yield f"it has {spec.slots} slots, not {self.slots}"
+        if self.node is not None and spec.node != self.node:
+            yield f"it is on {spec.node}, not {self.node}"
+        if not self.caps <= spec.caps:
+            yield f"it cannot {', '.join(sorted(self.caps - spec.caps))}"
+
+
+def choose(need: Need, specs: Sequence[DeviceSpec], leases: Sequence[Lease] = ()) -> list[DeviceSpec]:
+    """Returns the devices that meet a need: those with enough free slots first, of these the least able.
+
+    Args:
+        need: what a job needs.
+        specs: all devices there are.
+        leases: that are held now.
+
+    Raises:
+        DeviceError: none meets it, held or not; the message says what the nearest lacks, and who has it.
+    """
+    taken = dict[str, int]()
+    for lease in leases:
+        taken[lease.device] = taken.get(lease.device, 0) + lease.slots
+    of_kind = [spec for spec in specs if spec.kind == need.kind]
+    able = [spec for spec in of_kind if next(need.misses(spec), None) is None]
+    if not able:
+        raise DeviceError(_unmet(need, of_kind, leases))
+
+    def rank(spec: DeviceSpec) -> tuple[bool, int, int, int]:
+        free = spec.slots - taken.get(spec.name, 0)
+        return free < need.slots, len(spec.caps), len(spec.labels), free
+
+    return sorted(able, key=rank)
+
+
+def _unmet(need: Need, of_kind: Sequence[DeviceSpec], leases: Sequence[Lease]) -> str:
+    """Returns why no device meets a need."""
+    if not of_kind:
+        return f"needs: no device of kind {need.kind!r} is known. `robot-rl devices` lists all."
+    nearest = min(of_kind, key=lambda spec: sum(1 for _ in need.misses(spec)))
+    holders = ", ".join(repr(lease.holder) for lease in leases if lease.device == nearest.name) or "nobody"
+    return (
+        f"needs: none of {len(of_kind)} devices of kind {need.kind!r} is enough. Nearest is {nearest.name}, "
+        f"held by {holders}: {'; '.join(need.misses(nearest))}. `robot-rl devices` lists all."
+    )
