@@ -1,7 +1,7 @@
 # Everything starts from a Python and make: `make train` and `make test` set up what they need.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-faults slow interop-peer check format bench clean
+.PHONY: help setup train test test-faults slow interop-peer browser check format bench clean
 
 VENV := .venv
 READY := $(VENV)/.ready
@@ -25,6 +25,7 @@ help:
 	@echo "                  in every command mode 10 times, the arm has to stop within its limits (an hour);"
 	@echo "                  with QUICK=1 a sample of that, in under 5 minutes"
 	@echo "make interop-peer  build the C++ peer on Fast DDS that the ROS 2 tests of make slow talk to"
+	@echo "make browser  install the Chromium that make slow looks at the fleet page with"
 	@echo "make check    lint, types, import layers"
 	@echo "make format   format the code"
 	@echo "make bench    measure this machine: simulator, policy, learner, physics; hold the speed claims"
@@ -65,6 +66,11 @@ slow: $(READY)
 	$(VENV)/bin/python -m pytest -m "$(USUAL) and slow and alone"
 
 interop-peer: $(PEER)
+
+# Debian's packages; the test of the fleet page is skipped where they are missing, except in CI.
+browser:
+	@command -v chromedriver >/dev/null && command -v chromium >/dev/null || \
+	    { apt-get update -qq && apt-get install -qq --no-install-recommends chromium chromium-driver >/dev/null; }
 
 $(PEER): tests/interop/fastdds/build.sh tests/interop/fastdds/peer.cpp tests/interop/fastdds/ros_types.idl
 	tests/interop/fastdds/build.sh $(@D)

@@ -6,6 +6,7 @@ The host claims the hardware before it touches the arm, so a second host for the
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -19,8 +20,11 @@ from typing import Self
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.client import ArmClient
 from robot_rl.real.drivers.host import DRIVER_SOCKET
+from robot_rl.real.station import load_station
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 
+ABOUT = "about.json"
+"""In the folder of the sockets: which station it is, and where its logs are."""
 LINGER_S = 10.0
 """How long both live on without a client: the process that started them is gone then."""
 _END_S = 10.0
@@ -61,6 +65,8 @@ class StationProcesses:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.sockets = Path(tempfile.mkdtemp(prefix="robot-rl-"))
+        about = {"station": load_station(self._station).name, "folder": str(self._folder.resolve())}
+        (self.sockets / ABOUT).write_text(json.dumps(about))
         given = ["--station", self._station, "--token", str(self._token), "--linger", str(self._linger_s)]
         sockets, folder = str(self.sockets), str(self._folder)
         supervised = [*given, "--sockets", sockets, "--folder", folder]

@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "serve-policy": "robot_rl.cli.serve_policy",
     "bench": "robot_rl.cli.bench",
     "devices": "robot_rl.cli.devices",
+    "fleet": "robot_rl.cli.fleet",
     "doctor": "robot_rl.cli.doctor",
 }
 """Command -> its module, which is imported when the command runs, with `SUMMARY: str` and `run(argv) -> int`.

@@ -148,6 +148,15 @@ def unchanged_s(rows: sqlite3.Connection, row: str, stamp_s: float, observer: Ho
     return now_s - float(since_s)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Waiter:
+    """Who stands in the line for a device."""
+
+    device: str
+    priority: int
+    process: Holder
+
+
 class Line:
     """The queue for a device: the larger priority goes first, then the smaller ticket.
 
@@ -190,6 +199,19 @@ class Line:
             ):
                 ahead += 1
         return ahead
+
+    def waiters(self, rows: sqlite3.Connection) -> list[Waiter]:
+        """Returns all that have not given up, by device and place."""
+        me = self._process()
+        found = rows.execute(
+            "SELECT ticket, device, priority, process, asked_s FROM waiting "
+            "ORDER BY device, priority DESC, ticket"
+        )
+        return [
+            Waiter(device=device, priority=priority, process=owner)
+            for ticket, device, priority, text, asked_s in found.fetchall()
+            if not self._gave_up(rows, ticket, owner := Holder.from_text(text), asked_s, me)
+        ]
 
     def leave(self, rows: sqlite3.Connection, ticket: int) -> None:
         """Gives a ticket back."""

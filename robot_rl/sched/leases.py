@@ -52,6 +52,7 @@ from robot_rl.sched.lease_file import (
     LeaseFileError,
     Line,
     Stop,
+    Waiter,
     add_stop,
     clear_stop,
     default_path,
@@ -320,6 +321,11 @@ class LeaseStore:
         with self._file.transaction() as rows:
             leases = self._read(rows, device, now_s)
         return [lease for lease in leases if not self._is_over(lease, now_s)]
+
+    def waiting(self) -> list[Waiter]:
+        """Returns who waits for devices, by device and place in its line."""
+        with self._file.transaction() as rows:
+            return self._line.waiters(rows)
 
     def stop(self, device: str, reason: str, holder: str) -> None:
         """Refuses all leases of a device from now on, until a person has cleared it.

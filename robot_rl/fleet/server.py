@@ -1,0 +1,127 @@
+"""The web server of the fleet page: one page, its state as JSON, and two orders.
+
+Everything needs the token: once in the address, then in a cookie that no script reads. Orders need a header
+that no form of another page can send, and requests have to name a host that is ours, so that neither another
+page in the browser nor a name that points here can give any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from robot_rl.core.errors import RobotRLError
+from robot_rl.core.files import replace_file
+from robot_rl.fleet.state import FleetState, clear_device, stop_arm
+from robot_rl.sched.lease_file import default_path
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+COOKIE = "robot-rl-fleet"
+ORDER = "X-Robot-RL"
+"""Header of an order."""
+_PAGE = Path(__file__).parent / "page"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def token_of_machine() -> str:
+    """Returns the token of this user's fleet page; the first call makes it, readable by this user alone."""
+    path = default_path().parent / "fleet.token"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        replace_file(path, secrets.token_urlsafe(24))
+        path.chmod(0o600)
+    return path.read_text().strip()
+
+
+def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
+    """Returns the application.
+
+    Args:
+        runs: folder of run folders.
+        token: what every request has to have.
+        hosts: names under which it is reached, without the port.
+    """
+    state, looking = FleetState(runs), asyncio.Lock()
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (request.url.host or "") not in hosts:
+            raise web.HTTPForbidden(text=f"host {request.url.host}: allowed are {', '.join(sorted(hosts))}")
+        given = request.query.get("token", "")
+        if given and request.path == "/" and _equal(given, token):
+            found = web.HTTPFound("/")
+            secure = request.secure
+            found.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=secure)
+            raise found
+        if not _equal(request.cookies.get(COOKIE, ""), token):
+            raise web.HTTPUnauthorized(
+                text="Open the address that `robot-rl fleet` printed: it has the token."
+            )
+        if request.method != "GET" and ORDER not in request.headers:
+            raise web.HTTPForbidden(text="orders come from the page alone")
+        response = await handler(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        name = request.match_info.get("name") or "fleet.html"
+        return web.FileResponse(_PAGE / name)
+
+    async def look(_: web.Request) -> web.StreamResponse:
+        async with looking:  # one look at a time, however many pages are open
+            return web.json_response(await asyncio.to_thread(state.look))
+
+    async def stop(request: web.Request) -> web.StreamResponse:
+        return await _ordered(request, stop_arm)
+
+    async def clear(request: web.Request) -> web.StreamResponse:
+        return await _ordered(request, clear_device)
+
+    app = web.Application(middlewares=[guarded])
+    app.router.add_get("/", page)
+    app.router.add_get("/{name:fleet\\.(?:js|css)}", page)
+    app.router.add_get("/state", look)
+    app.router.add_post("/arms/{name}/stop", stop)
+    app.router.add_post("/devices/{name}/clear", clear)
+    return app
+
+
+async def _ordered(request: web.Request, order: Callable[[str, str], None]) -> web.StreamResponse:
+    """Carries an order out, and answers with what went wrong, if anything did."""
+    try:
+        body: Any = await request.json()
+        by = str(body["by"])
+    except (ValueError, KeyError, TypeError):
+        raise web.HTTPBadRequest(text='the body of an order is {"by": "<name>"}') from None
+    try:
+        await asyncio.to_thread(order, request.match_info["name"], by)
+    except RobotRLError as error:
+        return web.json_response({"error": str(error)}, status=409)
+    return web.json_response({"done": True})
+
+
+def serve(app: web.Application, *, host: str, port: int, cert: Path | None, key: Path | None) -> None:
+    """Serves until Ctrl-C."""
+    context = None
+    if cert is not None and key is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(cert, key)
+    web.run_app(app, host=host, port=port, ssl_context=context, print=None, handle_signals=True)
+
+
+def _equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(), token.encode())

@@ -1,0 +1,179 @@
+"""What the fleet page shows: devices and their holders, who waits, arms that are up, and runs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from robot_rl.core.errors import ConfigError, DeviceError, RobotRLError
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.real.client import ArmClient
+from robot_rl.real.inventory import specs as station_specs
+from robot_rl.real.launch import ABOUT
+from robot_rl.real.link import LinkError
+from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
+from robot_rl.sched.inventory import discover
+from robot_rl.sched.lease import Lease, wall_s
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.telemetry.metrics import FILE_NAME
+from robot_rl.telemetry.runs import RunRecord, load_run
+from robot_rl.worlds.inventory import specs as world_specs
+
+Json = dict[str, Any]
+_RUNS = 12
+"""Newest runs that are shown."""
+_SILENT_S = 120.0
+"""A run that has no summary and has written nothing for so long has stopped."""
+
+
+class FleetState:
+    """Reads the state of this machine; every call is a fresh look, but runs that did not change are kept."""
+
+    def __init__(self, runs: Path) -> None:
+        """Args: runs: folder of run folders, which may not exist yet."""
+        self._runs = runs
+        self._read: dict[Path, tuple[tuple[float, ...], RunRecord]] = {}
+        self._specs = discover()  # cores, GPUs and packages stay
+
+    def look(self) -> Json:
+        """Returns all of it, ready for `json.dumps`; times are seconds since 1970."""
+        store = LeaseStore()
+        specs, leases = [*self._specs, *station_specs(), *world_specs()], store.active()
+        return {
+            "at_s": time.time(),
+            "devices": _devices(specs, leases, store),
+            "waiting": [
+                {"device": one.device, "priority": one.priority, "who": one.process.describe()}
+                for one in store.waiting()
+            ],
+            "arms": [_arm(folder) for folder in arm_folders()],
+            "runs": self._newest(),
+        }
+
+    def _newest(self) -> list[Json]:
+        """Returns the runs that wrote last, the newest first."""
+        files = sorted(self._runs.glob(f"*/{FILE_NAME}"), key=_written_s, reverse=True)[:_RUNS]
+        found = list[Json]()
+        for file in files:
+            try:
+                found.append(self._run(file.parent))
+            except RobotRLError as error:
+                found.append({"name": file.parent.name, "state": "unreadable", "problem": str(error)})
+        return found
+
+    def _run(self, folder: Path) -> Json:
+        stamps = tuple(_written_s(folder / name) for name in (FILE_NAME, "summary.json"))
+        if folder not in self._read or self._read[folder][0] != stamps:
+            self._read[folder] = stamps, load_run(folder)
+        record = self._read[folder][1]
+        steps, outcomes = record.evaluations()
+        is_running = time.time() - stamps[0] < _SILENT_S
+        last = record.rows[-1] if record.rows else {}
+        return {
+            "name": folder.name,
+            "task": record.task,
+            "recipe": record.recipe,
+            "state": "finished" if record.summary else "running" if is_running else "stopped",
+            "phase": last.get("phase"),
+            "env_steps": last.get("step", 0),
+            "written_s": stamps[0],
+            "curve": [[float(at), one.share] for at, one in zip(steps, outcomes, strict=True)],
+            "base": record.summary.get("base_success"),
+            "final": record.summary.get("final_success"),
+        }
+
+
+def _devices(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseStore) -> list[Json]:
+    stops = store.stopped()
+    names = {spec.name for spec in specs}
+    gone = {lease.device for lease in leases} - names
+    rows: list[Json] = [
+        {
+            **spec.to_json(),
+            "free": spec.slots - sum(lease.slots for lease in leases if lease.device == spec.name),
+            "refusal": "" if spec.refusal is None else spec.refusal(),
+        }
+        for spec in specs
+    ]
+    rows += [{"name": name, "kind": "?", "free": 0, "slots": 0, "labels": {}, "refusal": ""} for name in gone]
+    for row in rows:
+        row["held"] = [_lease(lease, store) for lease in leases if lease.device == row["name"]]
+        stop = stops.get(row["name"])
+        row["stopped"] = None if stop is None else {"reason": stop.reason, "holder": stop.holder}
+    return rows
+
+
+def _lease(lease: Lease, store: LeaseStore) -> Json:
+    wanted = store.preemption(lease)
+    return {
+        "holder": lease.holder,
+        "slots": lease.slots,
+        "pid": lease.process.pid,
+        "host": lease.process.host,
+        "since_s": wall_s(lease.since_s),
+        "wanted_by": None if wanted is None else wanted.by,
+    }
+
+
+# Arms
+
+
+def arm_folders() -> list[Path]:
+    """Returns the socket folders of the supervisors of this machine, the newest first."""
+    sockets = [path for path in Path(tempfile.gettempdir()).glob(f"robot-rl-*/{SUPERVISOR_SOCKET}")]
+    return [path.parent for path in sorted(sockets, key=_written_s, reverse=True)]
+
+
+def _arm(folder: Path) -> Json:
+    about = _about(folder)
+    known = {"id": folder.name, "station": about.get("station", "?"), "folder": about.get("folder", "")}
+    try:
+        with ArmClient(folder / SUPERVISOR_SOCKET) as client:
+            status = client.wait()
+    except (LinkError, DeviceError) as error:
+        return {**known, "phase": "silent", "reason": str(error), "position_rad": []}
+    joints = [] if status.state is None else status.state.position_rad.tolist()
+    return {**known, "phase": status.phase, "reason": status.reason, "position_rad": joints}
+
+
+def _about(folder: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads((folder / ABOUT).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def stop_arm(arm: str, by: str) -> None:
+    """Brings an arm to rest, and keeps it there until a person clears it.
+
+    Raises:
+        ConfigError: no name was given, or there is no such arm.
+        DeviceError: its supervisor does not answer.
+    """
+    folders = {folder.name: folder for folder in arm_folders()}
+    if not by.strip():
+        raise ConfigError("stop: who stops it? Give a name.")
+    if arm not in folders:
+        raise ConfigError(f"stop: no arm {arm!r} is up. Up are: {', '.join(folders) or 'none'}.")
+    with ArmClient(folders[arm] / SUPERVISOR_SOCKET) as client:
+        client.control("stop", by=by)
+
+
+def clear_device(device: str, by: str) -> None:
+    """Allows leases of a stopped device again.
+
+    Raises:
+        ConfigError: no name was given, or the device did not stop.
+    """
+    LeaseStore().clear(device, by)
+
+
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

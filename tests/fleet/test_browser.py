@@ -1,0 +1,95 @@
+"""The fleet page in a real browser: what it shows of an arm, and its stop button with confirmation."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.bench.trials import command_line
+from robot_rl.real.launch import StationProcesses
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def browser() -> Generator[Any]:
+    if not (shutil.which("chromedriver") and shutil.which("chromium")):
+        assert not os.environ.get("CI"), "CI runs `make browser` first"
+        pytest.skip("needs Debian's chromium and chromium-driver: make browser")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,1100"):
+        options.add_argument(word)
+    options.binary_location = str(shutil.which("chromium"))
+    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """Serves the page in a process of its own; yields its address, with the token."""
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    odd = tmp_path / "runs" / "<img src=x onerror=document.title='broken'>"
+    odd.mkdir(parents=True)
+    (odd / "metrics.jsonl").write_text('{"step": 1, "updates": 1, "phase": "bc", "wall_s": 1.0}\n')
+    words = command_line("fleet", f"port={port}", f"runs={tmp_path / 'runs'}")
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        yield server.stderr.readline().split()[1]
+        server.terminate()
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline_s, "nothing happened"
+        time.sleep(0.1)
+
+
+def test_a_person_sees_an_arm_and_stops_it(page: str, browser: Any, tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+
+    def text(selector: str) -> str:
+        found = browser.find_elements(By.CSS_SELECTOR, selector)
+        return found[0].text if found else ""
+
+    def click(selector: str) -> None:
+        browser.find_element(By.CSS_SELECTOR, selector).click()
+
+    with (
+        StationProcesses("sim_in_process", tmp_path / "station", token=1) as station,
+        station.client() as arm,
+    ):
+        browser.get(page)
+        until(lambda: "sim_in_process" in text(".card"))
+        assert "token" not in browser.current_url  # it is in the cookie by now
+        assert "paused" in text(".card")
+        assert "rad" in text(".card")
+        assert "cpu" in text("#devices")
+        until(lambda: "<img src=x" in text("#runs"))
+        assert browser.title == "robot_rl fleet"  # a name is text, whatever it looks like
+        click(".card button")
+        until(lambda: "Stop sim_in_process?" in text("#confirm"))
+        click("#cancel")
+        assert arm.wait().phase == "paused"
+        click(".card button")
+        browser.find_element(By.ID, "by").send_keys("ann")
+        click("#go")
+        until(lambda: "stopped" in text(".card"))
+        assert "ann" in text(".card")
+        assert arm.wait().phase == "stopped"
+        assert not browser.find_elements(By.CSS_SELECTOR, ".card button")  # a stopped arm needs none
+        assert not browser.get_log("browser")  # neither errors nor refused content
