@@ -1,12 +1,14 @@
 """Whole runs in which a policy and a world model learn in one loop: the bill, trust that lapses, a kill."""
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from robot_rl.cli.main import main
 from robot_rl.config import build, load
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal.vector import VectorEnv
@@ -121,6 +123,34 @@ def test_trust_lapses_at_a_probe_and_returns_after_a_refit(tmp_path: Path) -> No
     assert column(folder, "world/trusted") == [1.0, 1.0, 1.0]  # each refit is believed until the next probe
     episodes = column(folder, "world/episodes")
     assert [later - before for before, later in itertools.pairwise(episodes)] == [15.0, 15.0]
+
+
+def test_a_lapse_is_seen_among_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    seen, plays = list[tuple[str, list[str]]](), imagined.played
+
+    def looking(*how: Any) -> Any:
+        capsys.readouterr()
+        assert main(["devices", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+        trust = [one["labels"]["trust"] for one in shown["devices"] if one["kind"] == "world"]
+        holders = [
+            one["holder"] for one in shown["leases"] if "imag" in one["holder"] or "real" in one["holder"]
+        ]
+        seen.append((trust[0][:11] if trust else "no model", holders))
+        return plays(*how)
+
+    monkeypatch.setattr(imagined, "played", looking)
+    phases.run(run_of(tmp_path, trust={"max_shift": 1e-9}, probes=2, first_episodes=10, probe_episodes=10))
+    booked = "train tiny: real episodes"
+    assert seen == [
+        ("no model", [booked]),  # before the first fit
+        ("ok", ["train tiny: imagination", booked]),  # the first probe
+        ("quarantined", [booked]),  # trust has lapsed: the lease of the model is over, the real env is booked
+        ("ok", ["train tiny: imagination", booked]),  # after the refit
+    ]
 
 
 @pytest.mark.slow
