@@ -74,7 +74,7 @@ Settings (config.yaml of the run folder has all of them, as --cfg job prints the
   method=residual   with method.env_steps  method.utd  method.batch  method.scale  method.demo_ratio
   method=ppo        method.exploration.process  method.decisions  method.distil.updates
   method=direct     method.algorithm.actor.kind  method.algorithm.critic.width
-  transport=process  ahead
+  transport=process|ray  ahead  ray.address  ray.cpus  ray.labels.<name>  ray.restarts
   station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and others as demos.read)
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps

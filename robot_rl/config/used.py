@@ -35,10 +35,10 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a training run, nested plain data, without those that it does not read.
 
-    Left out are the sections of a person who is not there, of a base that is made in another way, and of a
-    filter or a dataset that is not used, the number of envs where each source has its own, a formula and what
-    belongs to a curriculum or a start bank that is not there, and what says something of our tasks where the
-    env is another. Settings of anything else are returned as they are.
+    Left out are the sections of a person or a cluster that is not there, of a base that is made in another
+    way, and of a filter or a dataset that is not used, the number of envs where each source has its own, a
+    formula and what belongs to a curriculum or a start bank that is not there, and what says something of our
+    tasks where the env is another. Settings of anything else are returned as they are.
     """
     found = renewed(settings)
     if not isinstance(found.get("method"), Mapping):
@@ -51,6 +51,8 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
         found.pop("num_envs", None)
     else:
         found.pop("sources", None)
+    if found.get("transport") != "ray":
+        found.pop("ray", None)
     if not (found.get("station") or found.get("real_time")) and _part(found, "human").get("input") == "none":
         del found["human"]
     env, demos = _part(found, "env"), dict(_part(found, "demos"))

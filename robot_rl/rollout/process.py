@@ -66,7 +66,7 @@ class _Failure:
 
 
 @dataclass
-class _Turn:
+class Turn:
     """What an actor sends: a segment, and what it adds to the figures of the episodes."""
 
     segment: Segment
@@ -173,7 +173,7 @@ class _Actor:
         assert self._turns is not None, "an actor that never waits takes no turns"
         self._turns.release()
 
-    def receive(self, wait_s: float | None) -> _Turn | None:
+    def receive(self, wait_s: float | None) -> Turn | None:
         """Returns the next turn, or None after `wait_s`; waits as long as it takes for None."""
         try:
             if not self._steps.poll(wait_s):
@@ -269,7 +269,7 @@ class _Outbox:
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
         self._thread.start()
 
-    def put(self, turn: _Turn) -> None:
+    def put(self, turn: Turn) -> None:
         """Takes a turn to send.
 
         Raises:
@@ -314,7 +314,7 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: st
                 continue
             segment = source.collect(inbox)
             if segment is not None:
-                outbox.put(_Turn(segment, source.episodes.drain()))
+                outbox.put(Turn(segment, source.episodes.drain()))
             if period_s:  # a late step is not made up for by a shorter one
                 now_s = time.monotonic()
                 due_s = max(due_s + period_s, now_s)

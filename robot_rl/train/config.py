@@ -11,10 +11,12 @@ from robot_rl.config import plain
 from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig, PolicyConfig
+from robot_rl.rollout.ray_config import RayConfig
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.sim.variation import check_variation
 from robot_rl.train.finetune.names import is_ours, kind_of
 from robot_rl.train.finetune.settings import FinetuneSettings
+from robot_rl.train.human_config import HumanConfig
 from robot_rl.train.improve.config import (
     DENOISING,
     FINETUNED,
@@ -57,75 +59,6 @@ def check_device(device: str) -> None:
         raise ConfigError(
             f"device: got {device!r}, allowed on this machine: {', '.join(allowed)}. Use device=cpu."
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptedPersonConfig:
-    """Attention and skill of the scripted person."""
-
-    patience_s: float = 0.8
-    """Without progress for so long, the episode looks bad; at once where the gripper closes too early."""
-    reaction_s: float = 0.3
-    """From seeing that to taking over."""
-    lag_s: float = 0.1
-    """Between what the person sees and what their hand does."""
-    speed: float = 0.8
-    """Share of the expert's speed."""
-    noise: float = 0.1
-    """Standard deviation of the hand, in the env's [-1, 1], without the gripper."""
-    misjudges_m: float = 0.005
-    """Standard deviation between episodes of where they think the object is."""
-    gives_back: float = 0.5
-    """Progress after which they let go."""
-    longest_s: float = 5.0
-    """They let go after so long in any case."""
-    attention: float = 1.0
-    """Probability of watching an episode, at first."""
-    half_life_s: float = 600.0
-    """Arm time in which that probability halves."""
-
-    def __post_init__(self) -> None:
-        for name in ("patience_s", "speed", "gives_back", "longest_s", "half_life_s"):
-            require(getattr(self, name) > 0, f"human.scripted.{name}", getattr(self, name), "above 0")
-        for name in ("reaction_s", "lag_s", "noise", "misjudges_m"):
-            require(getattr(self, name) >= 0, f"human.scripted.{name}", getattr(self, name), "0 or more")
-        require(0 <= self.attention <= 1, "human.scripted.attention", self.attention, "0 to 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HumanConfig:
-    """The person at the arm."""
-
-    input: Literal["none", "scripted", "keyboard", "gamepad", "leader"] = "none"
-    """Their input device: none; a script that imitates a person; keyboard, gamepad, or a leader arm."""
-    reward: Literal["task", "key", "classifier"] = "task"
-    """The judge of success: the task's predicate, the person, a classifier of pictures."""
-    classifier: str | None = None
-    """Folder that `robot-rl reward train` wrote, for reward=classifier."""
-    reset: Literal["automatic", "assisted"] = "automatic"
-    """Who puts the scene back: a program, or the person, who then confirms."""
-    ratio: float = 0.25
-    """Share of each batch that comes from the steps a person drove."""
-    leader: str = ""
-    """LeRobot's name of the leader arm, for input=leader: so101_leader, koch_leader, ..."""
-    leader_options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """Fields of LeRobot's own config class of it: port, id, ..."""
-    scripted: ScriptedPersonConfig = field(default_factory=ScriptedPersonConfig)
-
-    def __post_init__(self) -> None:
-        require(0 <= self.ratio < 1, "human.ratio", self.ratio, "0 to below 1")
-        if self.reward == "classifier" and self.classifier is None:
-            raise ConfigError(
-                "human.classifier: missing, human.reward=classifier needs it. "
-                "`robot-rl reward train data=<folder> out=<folder>` makes one."
-            )
-        if self.input == "leader" and not self.leader:
-            raise ConfigError("human.leader: missing, human.input=leader needs it: human.leader=so101_leader")
-        if self.input == "none" and (self.reward == "key" or self.reset == "assisted"):
-            raise ConfigError(
-                f"human.input: got 'none' with human.reward={self.reward} and human.reset={self.reset}, "
-                "which need a person. Use human.input=keyboard, or human.reward=task human.reset=automatic."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +148,11 @@ class RunConfig:
     """A station by name or path, whose arm collects; simulations without ROS if None."""
     real_time: bool = False
     """One arm acts in another process, at the task's rate, and does not wait for the learner."""
-    transport: Literal["inline", "process"] = "inline"
-    """Where simulations act: between the learner's updates, or meanwhile, in a process of each source."""
+    transport: Literal["inline", "process", "ray"] = "inline"
+    """Where simulations act: between the learner's updates; meanwhile, in a process of each source; or
+    meanwhile on the machines of a Ray cluster."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    """Of `transport=ray`: which cluster, and what a source needs there."""
     ahead: int = 1
     """Turns of the loop by which simulations in other processes may be ahead of the learner. 0: they
     act when they are asked, and the run's numbers are those of `inline`."""
@@ -261,6 +197,11 @@ class RunConfig:
         self._check_shares()
         self._check_latent()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
+        on_ray = self.transport == "ray"
+        require(
+            not (on_ray and self.has_arm), "transport", "ray", "inline or process with an arm or a person"
+        )
+        require(on_ray or self.ray == RayConfig(), "ray", self.ray, "left out without transport=ray")
         if self.has_arm and not self.books_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person")
         if isinstance(self.method, ChainSettings | PlainPPOSettings):
@@ -365,7 +306,7 @@ class RunConfig:
     @property
     def acts_alone(self) -> bool:
         """Whether each source acts in another process."""
-        return self.station is not None or self.real_time or self.transport == "process"
+        return self.station is not None or self.real_time or self.transport != "inline"
 
     def _check_plan(self) -> None:
         """Refuses stages that do not fit the other settings."""

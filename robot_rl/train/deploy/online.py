@@ -20,10 +20,11 @@ from robot_rl.real.teleop.intent import NoTeleop, Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
-from robot_rl.train.config import HumanConfig, RunConfig
+from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.person import ScriptedPerson
 from robot_rl.train.deploy.reward import make_judge
+from robot_rl.train.human_config import HumanConfig
 
 
 def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike]) -> Intervening:

@@ -19,7 +19,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.real.teleop.intent import Intent
 from robot_rl.rollout.envs import make_expert
-from robot_rl.train.config import ScriptedPersonConfig
+from robot_rl.train.human_config import ScriptedPersonConfig
 
 Array = NDArray[Any]
 _STATE = ("steps", "watches", "best", "best_at", "step", "alarmed_at", "drives_since", "from")

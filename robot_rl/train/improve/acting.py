@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +21,14 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.on_ray import RaySource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.improve.method import Method, Module, Start, method_of
 from robot_rl.train.session import Session
+from robot_rl.worlds.inventory import device_spec
 
 
 def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
@@ -38,6 +42,8 @@ def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
     config = session.config
     if start.envs:
         return [source_in(config, policy, env, name) for name, env in start.envs.items()]
+    if config.transport == "ray":
+        return [_on_ray(session, name) for name in config.acting]
     leases = [held.lease for held in session.leases]
     period_s = 1.0 / resolve("task", config.env.task).control.hz if config.real_time else 0.0
     how: dict[str, Any] = {"ahead": None if config.has_arm else config.ahead, "period_s": period_s}
@@ -87,6 +93,35 @@ def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name
     how = (config, folder, leases)
     env = make_arm(*how) if config.has_arm else open_sim(*how, name, method)
     return source_in(config, method.make_policy(config, base), env, name)
+
+
+def _on_ray(session: Session, name: str) -> Source:
+    """Returns a source on a Ray cluster; what it needs of the run folder goes along."""
+    config = session.config
+    base = session.folder / "policy" / "base"
+    files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
+    return RaySource(
+        partial(_act_on_node, config, files, name),
+        config.ray,
+        spec=device_spec(config.env_of(name)),
+        holder=f"train {config.recipe}, on Ray",
+        ahead=config.ahead,
+        wait_s=config.lease_wait_s,
+    )
+
+
+def _act_on_node(
+    config: RunConfig, files: Mapping[str, bytes], name: str, leases: Sequence[LeaseLike]
+) -> Source:
+    """Returns the source, under leases of the node that it acts on; called in the Ray actor."""
+    folder = Path(tempfile.mkdtemp(prefix="robot-rl-ray-"))
+    try:
+        (folder / "policy" / "base").mkdir(parents=True)
+        for file, content in files.items():
+            (folder / "policy" / "base" / file).write_bytes(content)
+        return act_alone(config, folder, leases, name)
+    finally:
+        shutil.rmtree(folder)
 
 
 def open_sim(

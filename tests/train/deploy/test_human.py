@@ -17,12 +17,13 @@ from robot_rl.rollout.sources import InlineSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.config import HumanConfig, RunConfig
+from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.online import make_arm
-from robot_rl.train.deploy.person import ScriptedPerson, ScriptedPersonConfig
+from robot_rl.train.deploy.person import ScriptedPerson
 from robot_rl.train.deploy.reward import KeyJudge, TaskJudge
 from robot_rl.train.experience import ReplayExperience
+from robot_rl.train.human_config import HumanConfig, ScriptedPersonConfig
 from tests.hal.test_device import Ticket
 from tests.rollout.test_sources import VersionPolicy, weights
 

@@ -1,0 +1,229 @@
+"""Acting on the machines of a Ray cluster: a Ray actor for each source, wherever there is room.
+
+    learner                              Ray actor, on some node
+    collect() -- act(version, weights) --> any source <- env, policy; under a lease of that node's simulator
+    collect() <-- segment, tally ----------
+
+Weights are put into Ray's object store once for each version, and each node fetches them once. An actor that
+died, or whose node did, is begun again on a node that is there: the run goes on, episodes that it was in are
+cut. Ray places and moves; leases decide what may act, on the node that acts. Neither compiled graphs nor
+RDT are used. Ray checks who may join a cluster (its token authentication), and its messages are pickled: a
+cluster is one user's machines.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from robot_rl import __version__
+from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.data.transitions import Segment
+from robot_rl.hal.device import DeviceSpec, LeaseLike
+from robot_rl.rollout.process import ActorError, Turn
+from robot_rl.rollout.ray_config import RayConfig
+from robot_rl.rollout.sources import EpisodeLog, Source
+from robot_rl.rollout.weights import Published, Snapshot, WeightsError
+from robot_rl.sched.leases import LeaseStore
+
+if TYPE_CHECKING:
+    import ray
+
+Build = Callable[[Sequence[LeaseLike]], Source]
+"""Makes the source on its node, under leases of that node; it is pickled, as for `ProcessSource`."""
+logger = logging.getLogger(__name__)
+
+
+class RaySource:
+    """A `Source` that runs another source in a Ray actor."""
+
+    is_ahead = False
+
+    def __init__(
+        self, build: Build, config: RayConfig, *, spec: DeviceSpec, holder: str, ahead: int, wait_s: float
+    ) -> None:
+        """Starts nothing yet: the actor begins with the first weights.
+
+        Args:
+            build: makes the source on its node.
+            config: which nodes.
+            spec: the simulator that is leased there.
+            holder: of that lease.
+            ahead: turns of the loop that the actor may be ahead; 0: it acts when it is asked, and what it
+                collects is what it would collect here.
+            wait_s: how long to wait for the lease.
+        """
+        self._begin_with = build, spec.name, spec.slots, holder, wait_s
+        self._config, self._ahead = config, ahead
+        self.episodes = EpisodeLog(0)
+        self.restarts = 0
+        """How often the actor was begun again."""
+        self.node, self.pid = "", 0
+        """Where it acts, and its process there."""
+        self._actor: Any = None
+        self._weights: tuple[int, Any] | None = None
+        self._pending = deque["ray.ObjectRef[Turn]"]()
+        self._begins = True
+
+    def collect(self, published: Published) -> Segment | None:
+        """Returns the next segment.
+
+        Raises:
+            ActorError: the source failed, or was lost more often than `restarts` allows.
+            DeviceError: no node has what it needs.
+            WeightsError: nothing was published.
+        """
+        ray = _ray(self._config)
+        while True:
+            try:
+                if self._actor is None:
+                    self._place(ray)
+                version, weights = self._publish(ray, published)
+                actor: Any = self._actor
+                while len(self._pending) <= self._ahead:
+                    self._pending.append(actor.act.remote(version, [weights]))
+                turn: Turn = ray.get(self._pending.popleft())
+                break
+            except ray.exceptions.RayActorError as error:
+                self._lost(error)
+            except ray.exceptions.RayTaskError as error:  # of the source: another try would end the same
+                raise ActorError(f"actor: {error.cause}") from error
+        turn.segment.begins, self._begins = self._begins or turn.segment.begins, False
+        self.episodes.merge(turn.tally)
+        return turn.segment
+
+    def _place(self, ray: Any) -> None:
+        """Begins the actor on a node that has what it needs."""
+        config = self._config
+        options: dict[str, Any] = {"num_cpus": config.cpus, "max_restarts": 0}
+        if config.labels:
+            options["label_selector"] = config.labels
+        self._actor = ray.remote(_Acting).options(**options).remote(*self._begin_with)
+        try:
+            self.node, self.pid, version = ray.get(self._actor.about.remote(), timeout=config.place_s)
+        except ray.exceptions.GetTimeoutError:
+            ray.kill(self._actor)
+            self._actor = None
+            raise DeviceError(_no_room(ray, config)) from None
+        except ray.exceptions.RayTaskError as error:
+            raise ActorError(f"actor: {error.cause}") from error
+        if version != __version__:
+            raise ActorError(
+                f"ray: node {self.node} has robot_rl {version}, this one {__version__}. Install one on all."
+            )
+
+    def _publish(self, ray: Any, published: Published) -> tuple[int, Any]:
+        newest = published.newest
+        if newest is None:
+            raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
+        if self._weights is None or self._weights[0] != newest.version:
+            self._weights = newest.version, ray.put(newest)
+        return self._weights
+
+    def _lost(self, error: Exception) -> None:
+        self._actor, self._begins = None, True
+        self._pending.clear()
+        self.restarts += 1
+        if self.restarts > self._config.restarts:
+            raise ActorError(f"ray: lost {self.restarts} sources, allowed {self._config.restarts}. {error}")
+        logger.warning("ray: the source on %s is lost, another is begun: %s", self.node, _first_line(error))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the figures of the episodes; a resumed run begins new ones."""
+        return {"episodes": self.episodes.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.episodes.load_state_dict(state["episodes"])
+        self._begins = True
+
+    def close(self) -> None:
+        """Ends the actor; the cluster stays."""
+        if self._actor is None:
+            return
+        ray = _ray(self._config)
+        try:
+            ray.get(self._actor.close.remote(), timeout=10.0)
+        except ray.exceptions.RayError as error:
+            logger.warning("ray: %s", _first_line(error))
+        ray.kill(self._actor)
+        self._actor = None
+
+
+class _Acting:
+    """The actor: a source, and the weights that it was sent last. It is `Published` for that source."""
+
+    def __init__(self, build: Build, device: str, slots: int, holder: str, wait_s: float) -> None:
+        self.newest: Snapshot | None = None
+        self._held = ExitStack()
+        spec = DeviceSpec(name=device, kind="sim", slots=slots)
+        lease = self._held.enter_context(LeaseStore().hold(spec, holder=holder, slots=1, wait_s=wait_s))
+        self._source = build([lease])
+
+    def about(self) -> tuple[str, int, str]:
+        """Returns the node, the process, and the version of this package there."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())[:8], os.getpid(), __version__
+
+    def act(self, version: int, weights: list[Any]) -> Turn:
+        """Acts once; the weights are fetched if they are others than those that act."""
+        import ray
+
+        if self.newest is None or self.newest.version != version:
+            self.newest = ray.get(weights[0])
+        segment = self._source.collect(self)
+        assert segment is not None, "simulations do not wait"
+        return Turn(segment, self._source.episodes.drain())
+
+    def close(self) -> None:
+        self._source.close()
+        self._held.close()
+
+
+def _ray(config: RayConfig) -> Any:
+    """Returns the package, joined to the cluster.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no such cluster.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"transport: ray: {error}. Install it: pip install 'robot_rl[ray]'.") from error
+    if not ray.is_initialized():
+        how: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "warning"}
+        try:
+            ray.init(address=config.address or "local", namespace="robot_rl", **how)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"ray.address: {config.address}: {_first_line(error)} `ray start --head` begins a cluster, "
+                "`ray start --address=<host:port>` joins one."
+            ) from error
+    return ray
+
+
+def _no_room(ray: Any, config: RayConfig) -> str:
+    """Returns why no node is enough: which label is missing, or how busy they are."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    lacking = sorted(
+        name for name, value in config.labels.items() if all(n["Labels"].get(name) != value for n in nodes)
+    )
+    if lacking:
+        words = ", ".join(f"{name}={config.labels[name]}" for name in lacking)
+        return (
+            f"ray.labels: none of {len(nodes)} nodes has {words}. `ray start --labels` gives a node labels."
+        )
+    free = ray.available_resources().get("CPU", 0.0)
+    return (
+        f"ray.cpus: asked for {config.cpus:g}; after {config.place_s:g} s no source has begun, {free:g} are "
+        f"free on {len(nodes)} nodes. Lower ray.cpus, add a node, or wait longer: ray.place_s=600. "
+        "`ray status` shows who uses them."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
