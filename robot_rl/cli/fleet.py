@@ -73,12 +73,14 @@ def _fleet(words: list[str]) -> Outcome:
     app = make_app(Path(options.runs), token, hosts)
     scheme = "http" if options.cert is None else "https"
     at = f"[{options.host}]" if ":" in options.host else options.host
-    print(
-        f"open {scheme}://{at}:{options.port}/?token={token}   (Ctrl-C ends it)", file=sys.stderr, flush=True
-    )
+    address = f"open {scheme}://{at}:{options.port}/?token={token}   (Ctrl-C ends it)"
     cert, key = (None if file is None else Path(file) for file in (options.cert, options.key))
+
+    def up() -> None:
+        print(address, file=sys.stderr, flush=True)
+
     try:
-        serve(app, host=options.host, port=options.port, cert=cert, key=key)
+        serve(app, host=options.host, port=options.port, cert=cert, key=key, up=up)
     except OSError as error:
         raise DeviceError(
             f"fleet: port {options.port}: {error.strerror or error}. Choose another: port=8643."

@@ -114,13 +114,19 @@ async def _ordered(request: web.Request, order: Callable[[str, str], None]) -> w
     return web.json_response({"done": True})
 
 
-def serve(app: web.Application, *, host: str, port: int, cert: Path | None, key: Path | None) -> None:
-    """Serves until Ctrl-C."""
+def serve(
+    app: web.Application, *, host: str, port: int, cert: Path | None, key: Path | None, up: Callable[[], None]
+) -> None:
+    """Serves until Ctrl-C; calls `up` once the port is open.
+
+    Raises:
+        OSError: the port cannot be opened.
+    """
     context = None
     if cert is not None and key is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(cert, key)
-    web.run_app(app, host=host, port=port, ssl_context=context, print=None, handle_signals=True)
+    web.run_app(app, host=host, port=port, ssl_context=context, print=lambda _: up())
 
 
 def _equal(given: str, token: str) -> bool:

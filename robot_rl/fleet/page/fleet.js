@@ -14,12 +14,26 @@ function element(name, { text, cls, children = [], ...more } = {}) {
 
 const cell = (text, cls) => element("td", { text, cls });
 const percent = (share) => (share === null || share === undefined ? "-" : `${(100 * share).toFixed(1)} %`);
-const ago = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`);
 
-function rows(table, made, empty) {
-  const body = $(table).tBodies[0];
-  const none = element("tr", { children: [element("td", { text: empty, cls: "empty", colspan: "9" })] });
-  body.replaceChildren(...(made.length ? made : [none]));
+const at = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
+
+// Keeps the elements of items that did not change, so that a click or the focus on one is not lost.
+function show(parent, items, make, empty) {
+  const before = new Map([...parent.children].map((one) => [one.dataset.is, one]));
+  const made = items.map((item) => {
+    const is = JSON.stringify(item);
+    const kept = before.get(is) || make(item);
+    kept.dataset.is = is;
+    return kept;
+  });
+  const wanted = made.length ? made : [before.get("") || empty()];
+  if (!made.length) wanted[0].dataset.is = "";
+  if (wanted.length !== parent.children.length || wanted.some((one, place) => one !== parent.children[place])) parent.replaceChildren(...wanted);
+}
+
+function rows(table, items, make, empty) {
+  const none = () => element("tr", { children: [element("td", { text: empty, cls: "empty", colspan: "9" })] });
+  show($(table).tBodies[0], items, make, none);
 }
 
 function curve(points) {
@@ -39,11 +53,10 @@ function curve(points) {
 
 function arm(one) {
   const cls = { running: "ok", stopped: "bad", silent: "bad" }[one.phase] || "warn";
-  const joints = one.position_rad.map((angle) => angle.toFixed(2)).join("  ");
   const card = element("div", { cls: "card", "data-arm": one.id });
   card.append(element("h3", { text: one.station }), element("p", { text: one.phase, cls }));
   if (one.reason) card.append(element("p", { text: one.reason, cls: "small" }));
-  if (joints) card.append(element("p", { text: `${joints} rad`, cls: "small" }));
+  card.append(element("p", { cls: "small joints" }));
   if (one.phase !== "stopped" && one.phase !== "silent") {
     const button = element("button", { text: "Stop", cls: "danger" });
     button.onclick = () => ask(`Stop ${one.station}? It stays stopped until somebody clears it.`, "Stop", `arms/${one.id}/stop`);
@@ -52,8 +65,8 @@ function arm(one) {
   return card;
 }
 
-function device(one, now) {
-  const held = one.held.map((lease) => `${lease.holder} (${ago(now - lease.since_s)})${lease.wanted_by ? `, wanted by ${lease.wanted_by}` : ""}`);
+function device(one) {
+  const held = one.held.map((lease) => `${lease.holder}, since ${at(lease.since_s)}${lease.wanted_by ? `, wanted by ${lease.wanted_by}` : ""}`);
   const health = element("td");
   if (one.stopped) {
     const button = element("button", { text: "Clear" });
@@ -71,10 +84,10 @@ function device(one, now) {
   });
 }
 
-function run(one, now) {
+function run(one) {
   if (one.state === "unreadable") return element("tr", { children: [cell(one.name), cell(one.problem, "bad small")] });
   const cls = { running: "ok", stopped: "warn" }[one.state];
-  const state = one.state === "finished" ? "finished" : `${one.state}, ${ago(now - one.written_s)} ago`;
+  const state = one.state === "finished" ? "finished" : `${one.state}, wrote at ${at(one.written_s)}`;
   const seen = one.curve.length ? one.curve[one.curve.length - 1][1] : one.base;
   const drawn = element("td");
   drawn.append(curve(one.curve));
@@ -87,13 +100,22 @@ function run(one, now) {
   });
 }
 
+const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+
 function draw(state) {
-  $("arms").replaceChildren(...(state.arms.length ? state.arms.map(arm) : [element("p", { text: "No arm is up.", cls: "empty" })]));
-  rows("devices", state.devices.map((one) => device(one, state.at_s)), "none");
-  rows("waiting", state.waiting.map((one) => element("tr", { children: [cell(one.device), cell(one.priority), cell(one.who)] })), "nobody waits");
-  rows("runs", state.runs.map((one) => run(one, state.at_s)), "no runs yet");
+  const arms = state.arms.map(({ position_rad, ...still }) => still);
+  show($("arms"), arms, arm, () => element("p", { text: "No arm is up.", cls: "empty" }));
+  for (const one of state.arms) {
+    const joints = document.querySelector(`[data-arm="${CSS.escape(one.id)}"] .joints`);
+    if (joints) joints.textContent = one.position_rad.length ? `${one.position_rad.map((angle) => angle.toFixed(2)).join("  ")} rad` : "";
+  }
+  // when a lease began differs in the last bits from look to look
+  const devices = state.devices.map((one) => ({ ...one, held: one.held.map((lease) => ({ ...lease, since_s: Math.round(lease.since_s) })) }));
+  rows("devices", devices, device, "none");
+  rows("waiting", state.waiting, (one) => element("tr", { children: [cell(one.device), cell(one.priority), cell(one.who)] }), "nobody waits");
+  rows("runs", state.runs, run, "no runs yet");
   const running = state.runs.filter((one) => one.state === "running").length;
-  $("totals").textContent = `${state.devices.length} devices, ${state.arms.length} arms up, ${running} runs, ${state.waiting.length} waiting`;
+  $("totals").textContent = `${count(devices.length, "device")}, ${count(state.arms.length, "arm")} up, ${count(running, "run")}, ${state.waiting.length} waiting`;
   $("totals").className = "";
 }
 
