@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 from robot_rl.core.errors import ConfigError, DeviceError, RobotRLError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.real.claim import device_of
@@ -29,15 +32,19 @@ def enter(name_or_path: str) -> DeviceSpec:
 
 
 def leave(name: str) -> None:
-    """Takes a station out of the inventory.
+    """Takes a station out of the inventory, by its name or its file.
 
     Raises:
         ConfigError: it is not there.
     """
-    files = {station.name: file for file, station in stations()}
-    if name not in files:
+    files = dict[str, str]()
+    for file in _ENTERED.paths():
+        files[file] = file
+        with contextlib.suppress(RobotRLError):  # a broken one leaves by its file
+            files[load_station(file).name] = file
+    if name not in files and str(Path(name).resolve()) not in files:
         raise ConfigError(f"remove={name}: not there. Known stations: {', '.join(files) or 'none'}.")
-    _ENTERED.remove(files[name])
+    _ENTERED.remove(files.get(name, name))
 
 
 def stations() -> list[tuple[str, StationConfig]]:
@@ -53,9 +60,9 @@ def stations() -> list[tuple[str, StationConfig]]:
         except ConfigError as error:
             if not station_file(file).exists():
                 continue
-            raise DeviceError(f"station {file}: {error}") from error
-        except RobotRLError as error:
-            raise DeviceError(f"station {file}: {error}") from error
+            raise DeviceError(
+                f"station {file}: {error} Correct it, or take it out: robot-rl devices remove={file}"
+            ) from error
     return found
 
 

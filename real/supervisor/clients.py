@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import select
+import time
 from collections import deque
 
 from robot_rl.real.link import Link, Listener
@@ -18,6 +19,7 @@ class Client:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.name = link.peer()
+        self.since_s = time.monotonic()
         self._answers: deque[Answer] = deque()
 
     def answer(self, answer: Answer) -> None:
@@ -46,6 +48,11 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def have_stayed(self, seconds: float) -> bool:
+        """Whether one of them has been there for so long."""
+        latest_s = time.monotonic() - seconds
+        return any(client.since_s <= latest_s for client in self._clients.values())
 
     def receive(self) -> list[tuple[Client, Message]]:
         """Returns the new messages, the oldest of each client first."""

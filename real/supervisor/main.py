@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 SUPERVISOR_SOCKET = "supervisor.sock"
 EXIT_REFUSED = 3
 _CONNECT_S = 30.0
+_VISIT_S = 1.0
+"""A shorter visit, as of a page that looks once a second, does not count: the arm's user may be gone."""
 _END_S = 3.0
 """Longest time from the request to end until the driver has stopped the arm."""
 
@@ -90,7 +92,7 @@ class Process:
         supervisor, requests, alone_s, until_s = self._supervisor, self._requests, 0.0, math.inf
         while not (until_s < math.inf and supervisor.is_released) and time.monotonic() < until_s:
             supervisor.cycle()
-            alone_s = 0.0 if len(self._clients) else alone_s + 1.0 / pace.rate_hz
+            alone_s = 0.0 if self._clients.have_stayed(_VISIT_S) else alone_s + 1.0 / pace.rate_hz
             if (requests.end or alone_s > self._linger_s) and until_s == math.inf:
                 supervisor.stop("asked to end" if requests.end else "nobody is connected any more")
                 until_s = time.monotonic() + _END_S

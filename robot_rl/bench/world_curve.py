@@ -219,6 +219,7 @@ class Case:
         about = (f"env.task={self.task}", f"seed={self.seed}")
         at = f"bench world_curve: {name} of {self.home.name}"
         run = Training(at, self.home / name, (*words, *about, *_FIXED, *self.settings))
+        run.check()
         if run.done() is None:
             run.train()
         return run.finished()
@@ -367,13 +368,17 @@ def _claims(task: str, rows: Sequence[Row], means: Sequence[Row]) -> Iterator[Ro
     ours = _reached(rows, task, "imagined")
     for arm in ("on_policy", "grpo", "residual"):
         theirs = _reached(rows, task, arm)
+        looked = [row["real_steps"] for row in rows if (row["task"], row["arm"]) == (task, arm)]
+        if not looked:
+            continue
+        least = max(looked) if theirs is None else theirs  # it was not followed further
         yield {
             "claim": f"{task}: times fewer real steps to {TARGET:.0%} than {arm}",
             "reached": ours,
             "reached_by_it": theirs,
             "found": None if ours is None or theirs is None else round(theirs / ours, 2),
             "threshold": TIMES_FEWER,
-            "holds": ours is not None and (theirs is None or theirs >= TIMES_FEWER * ours),
+            "holds": ours is not None and least >= TIMES_FEWER * ours,
         }
     share = {(row["arm"], row["budget"]): row["success"] for row in means if row["task"] == task}
     for budget in sorted({budget for arm, budget in share if arm == "filtered"}):

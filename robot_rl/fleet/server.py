@@ -8,7 +8,9 @@ page in the browser nor a name that points here can give any.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import os
 import secrets
 import ssl
 from collections.abc import Awaitable, Callable
@@ -17,8 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from robot_rl.core.errors import RobotRLError
-from robot_rl.core.files import replace_file
+from robot_rl.core.errors import RobotRLError, StorageError
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.sched.lease_file import default_path
 
@@ -26,6 +27,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 COOKIE = "robot-rl-fleet"
 ORDER = "X-Robot-RL"
 """Header of an order."""
+_SHORTEST = 16
+"""Letters of a token."""
 _PAGE = Path(__file__).parent / "page"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -37,14 +40,26 @@ _HEADERS = {
 
 
 def token_of_machine() -> str:
-    """Returns the token of this user's fleet page; the first call makes it, readable by this user alone."""
+    """Returns the token of this user's fleet page; the first call makes it, readable by this user alone.
+
+    Raises:
+        StorageError: it cannot be written, or what is there is none.
+    """
     path = default_path().parent / "fleet.token"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        replace_file(path, secrets.token_urlsafe(24))
-        path.chmod(0o600)
-    return path.read_text().strip()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        if not path.exists():
+            with open(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(24))
+            with contextlib.suppress(FileExistsError):  # another page was faster
+                os.link(made, path)
+        token = path.read_text().strip()
+    finally:
+        made.unlink(missing_ok=True)
+    if len(token) < _SHORTEST:
+        raise StorageError(f"{path}: holds no token. Remove it; the next start makes another.")
+    return token
 
 
 def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:

@@ -41,11 +41,17 @@ class FleetState:
 
     def look(self) -> Json:
         """Returns all of it, ready for `json.dumps`; times are seconds since 1970."""
-        store = LeaseStore()
-        specs, leases = [*self._specs, *station_specs(), *world_specs()], store.active()
+        store, problems = LeaseStore(), list[str]()
+        specs = list(self._specs)
+        for listed in (station_specs, world_specs):
+            try:
+                specs += listed()
+            except RobotRLError as error:  # the arms and their buttons are there all the same
+                problems.append(str(error))
         return {
             "at_s": time.time(),
-            "devices": _devices(specs, leases, store),
+            "problems": problems,
+            "devices": _devices(specs, store.active(), store),
             "waiting": [
                 {"device": one.device, "priority": one.priority, "who": one.process.describe()}
                 for one in store.waiting()

@@ -58,6 +58,7 @@ class RaySource:
             wait_s: how long to wait for the lease.
         """
         self._begin_with = build, spec.name, spec.slots, holder, wait_s
+        self._place_s = config.place_s + wait_s
         self._config, self._ahead = config, ahead
         self.episodes = EpisodeLog(0)
         self.restarts = 0
@@ -88,7 +89,9 @@ class RaySource:
                     self._pending.append(actor.act.remote(version, [weights]))
                 turn: Turn = ray.get(self._pending.popleft())
                 break
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+                if getattr(error, "actor_init_failed", False):  # another try would end the same
+                    raise ActorError(f"actor: it did not begin: {_last_line(error)}") from error
                 self._lost(error)
             except ray.exceptions.RayTaskError as error:  # of the source: another try would end the same
                 raise ActorError(f"actor: {error.cause}") from error
@@ -104,7 +107,7 @@ class RaySource:
             options["label_selector"] = config.labels
         self._actor = ray.remote(_Acting).options(**options).remote(*self._begin_with)
         try:
-            self.node, self.pid, version = ray.get(self._actor.about.remote(), timeout=config.place_s)
+            self.node, self.pid, version = ray.get(self._actor.about.remote(), timeout=self._place_s)
         except ray.exceptions.GetTimeoutError:
             ray.kill(self._actor)
             self._actor = None
@@ -223,6 +226,11 @@ def _no_room(ray: Any, config: RayConfig) -> str:
         f"free on {len(nodes)} nodes. Lower ray.cpus, add a node, or wait longer: ray.place_s=600. "
         "`ray status` shows who uses them."
     )
+
+
+def _last_line(error: Exception) -> str:
+    """Returns what the error of another process ends with: its own message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _first_line(error: Exception) -> str:

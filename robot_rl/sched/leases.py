@@ -37,7 +37,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +59,7 @@ from robot_rl.sched.lease_file import (
     find_stops,
     unchanged_s,
 )
-from robot_rl.sched.preemption import Preemption
+from robot_rl.sched.preemption import PreemptedError, Preemption
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which holding a lease does not need
@@ -106,6 +106,15 @@ class HeldLease:
         by, until_s = self._wanted
         return Preemption(by=by, left_s=until_s - time.monotonic())
 
+    def give_way(self) -> None:
+        """Passes unless somebody wants the lease; for moments in which the device can be parked.
+
+        Raises:
+            PreemptedError: names who.
+        """
+        if (wanted := self.preemption) is not None:
+            raise PreemptedError(wanted.by)
+
     def check(self) -> None:
         """Passes while the lease is held.
 
@@ -131,8 +140,12 @@ class HeldLease:
         look_s = _LOOK_S if self._is_preemptible else every_s
         while not self._done.wait(min(look_s, max(0.0, due_s - time.monotonic()))):
             try:
-                if self._is_preemptible and (found := self._store.preemption(self.lease)) is not None:
-                    self._wanted = found.by, time.monotonic() + found.left_s
+                if self._is_preemptible:
+                    found = self._store.preemption(self.lease)
+                    if found is None and self._wanted is not None:  # taken back, or taken: then this says so
+                        self.lease, self._wanted = self._store.renew(self.lease), None
+                    if found is not None:
+                        self._wanted = found.by, time.monotonic() + found.left_s
                 if time.monotonic() >= due_s:
                     due_s = time.monotonic() + every_s
                     self.lease = self._store.renew(self.lease)
@@ -228,34 +241,31 @@ class LeaseStore:
         tickets = dict[str, int]()
         try:
             while True:
-                refusals = list[str]()
                 with self._file.transaction() as rows:
-                    for one in specs:
-                        if wait_s > 0:
+                    if wait_s > 0:
+                        for one in specs:
                             ticket = tickets.get(one.name)
                             tickets[one.name] = self._line.keep(rows, one.name, priority, ticket)
-                        # of several devices the preferred one alone is asked for: one is needed
-                        asked = preempt_s if one is specs[0] else None
-                        ticket = tickets.get(one.name)
-                        try:
-                            found = self._try(rows, one, holder, slots, ttl_s, priority, ticket, asked)
-                        except LeaseError as error:  # it has stopped; another may do
-                            if len(specs) == 1:
-                                raise
-                            found = str(error)
-                        if isinstance(found, Lease):
-                            if preemptible:
-                                preemption.promise(rows, found, priority)
-                            return found
-                        refusals.append(found)
+                    found = self._first(rows, specs, holder, slots, ttl_s, priority, tickets)
+                    if isinstance(found, Lease):
+                        if preemptible:
+                            preemption.promise(rows, found, priority)
+                        return found
+                    if preempt_s is not None:
+                        # the preferred one of those whose holders are willing: one is needed
+                        how = (holder, slots, priority, tickets, preempt_s)
+                        any(self._asked(rows, one, *how) for one in specs)
                 if time.monotonic() >= deadline_s:
-                    raise LeaseError("\n".join(refusals))
+                    raise LeaseError(found)
                 time.sleep(_POLL_S)
         finally:
             if tickets:
                 with self._file.transaction() as rows:
                     for ticket in tickets.values():
                         self._line.leave(rows, ticket)
+                    if preempt_s is not None:
+                        preemption.create(rows)
+                        preemption.forgive(rows, self._process)
 
     def renew(self, lease: Lease, ttl_s: float | None = None) -> Lease:
         """Extends a lease by `ttl_s` (its own if None) from now.
@@ -361,6 +371,54 @@ class LeaseStore:
 
     # Inside a transaction
 
+    def _first(
+        self,
+        rows: sqlite3.Connection,
+        specs: Sequence[DeviceSpec],
+        holder: str,
+        slots: int | None,
+        ttl_s: float,
+        priority: int,
+        tickets: Mapping[str, int],
+    ) -> Lease | str:
+        """Returns a lease of the first device that has what is asked for, or why none has.
+
+        Raises:
+            LeaseError: the only device has stopped.
+        """
+        refusals = list[str]()
+        for spec in specs:
+            try:
+                found = self._try(rows, spec, holder, slots, ttl_s, priority, tickets.get(spec.name))
+            except LeaseError as error:  # it has stopped; another may do
+                if len(specs) == 1:
+                    raise
+                found = str(error)
+            if isinstance(found, Lease):
+                return found
+            refusals.append(found)
+        return "\n".join(refusals)
+
+    def _asked(
+        self,
+        rows: sqlite3.Connection,
+        spec: DeviceSpec,
+        holder: str,
+        slots: int | None,
+        priority: int,
+        tickets: Mapping[str, int],
+        within_s: float,
+    ) -> bool:
+        """Asks holders of a device to give up; returns whether enough are willing, and nobody is ahead."""
+        ahead = self._line.count_ahead(rows, spec.name, priority, tickets.get(spec.name))
+        if ahead or spec.name in find_stops(rows):
+            return False
+        now_s = self._clock.now_s()
+        held = self._purge(rows, spec.name, now_s)
+        missing = (spec.slots if slots is None else slots) - spec.slots + sum(lease.slots for lease in held)
+        who: dict[str, Any] = {"priority": priority, "by": holder, "process": self._process}
+        return preemption.ask(rows, held, missing=missing, within_s=within_s, now_s=now_s, **who)
+
     def _try(
         self,
         rows: sqlite3.Connection,
@@ -370,7 +428,6 @@ class LeaseStore:
         ttl_s: float,
         priority: int,
         ticket: int | None,
-        preempt_s: float | None,
     ) -> Lease | str:
         """Returns a lease, or the reason why there is none now.
 
@@ -388,10 +445,6 @@ class LeaseStore:
         is_free = (
             not held if slots is None else len(free) >= slots and not any(lease.exclusive for lease in held)
         )
-        if not ahead and not is_free and preempt_s is not None:
-            missing = (spec.slots if slots is None else slots) - len(free)
-            who: dict[str, Any] = {"priority": priority, "by": holder, "process": self._process}
-            preemption.ask(rows, held, missing=missing, within_s=preempt_s, now_s=now_s, **who)
         if ahead or not is_free:
             return _refusal(spec, slots, held, len(free), ahead)
         token = self._next_token(rows, spec)

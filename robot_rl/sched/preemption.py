@@ -35,6 +35,14 @@ class Preemption:
     """Seconds until the lease is over; negative if it is."""
 
 
+class PreemptedError(Exception):
+    """Ends what the holder of a lease does: a larger priority wants it."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.by = by
+
+
 def create(rows: sqlite3.Connection) -> None:
     """Makes the table in a lease file that has none: files of before stay readable."""
     rows.execute(_CREATE)
@@ -74,6 +82,15 @@ def find(
     return Preemption(by=by, left_s=within_s - passed_s)
 
 
+def forgive(rows: sqlite3.Connection, process: Holder) -> None:
+    """Takes back what a process asked for: it waits no more."""
+    rows.execute(
+        "UPDATE preemptible SET by_holder = NULL, by_process = NULL, asked_s = NULL, within_s = NULL "
+        "WHERE by_process = ?",
+        (process.to_text(),),
+    )
+
+
 def ask(
     rows: sqlite3.Connection,
     held: Sequence[Lease],
@@ -84,8 +101,10 @@ def ask(
     process: Holder,
     now_s: float,
     within_s: float,
-) -> None:
+) -> bool:
     """Asks as many holders as are needed to give up: of those that promised, the smallest priority first.
+
+    A holder that has been asked before has to give up at the earlier of both deadlines.
 
     Args:
         rows: of the lease file.
@@ -96,27 +115,30 @@ def ask(
         process: its process.
         now_s: by its clock.
         within_s: how long the holders have.
+
+    Returns:
+        Whether enough are willing; if not, nobody is asked: their work would be lost for nothing.
     """
     device = held[0].device if held else ""
     promised = {
-        token: (of, asked)
-        for token, of, asked in rows.execute(
-            "SELECT token, priority, asked_s FROM preemptible WHERE device = ?", (device,)
-        )
+        token: of
+        for token, of in rows.execute("SELECT token, priority FROM preemptible WHERE device = ?", (device,))
     }
-    willing = [lease for lease in held if lease.token in promised and promised[lease.token][0] < priority]
+    willing = [lease for lease in held if lease.token in promised and promised[lease.token] < priority]
     if sum(lease.slots for lease in willing) < missing:
-        return  # their work would be lost for nothing
-    for lease in sorted(willing, key=lambda it: (promised[it.token][0], -it.token)):
+        return False
+    for lease in sorted(willing, key=lambda it: (promised[it.token], -it.token)):
         if missing <= 0:
-            return
+            break
         missing -= lease.slots
-        if promised[lease.token][1] is None:
+        before = find(rows, device, lease.token, process, now_s)
+        if before is None or before.left_s > within_s:
             rows.execute(
                 "UPDATE preemptible SET by_holder = ?, by_process = ?, asked_s = ?, within_s = ? "
                 "WHERE device = ? AND token = ?",
-                (by, process.to_text(), now_s, within_s, lease.device, lease.token),
+                (by, process.to_text(), now_s, within_s, device, lease.token),
             )
+    return True
 
 
 def _row(device: str, token: int) -> str:

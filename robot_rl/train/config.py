@@ -11,6 +11,7 @@ from robot_rl.config import plain
 from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig, PolicyConfig
+from robot_rl.real.station import load_station
 from robot_rl.rollout.ray_config import RayConfig
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.sim.variation import check_variation
@@ -493,6 +494,10 @@ class RunConfig:
         require(self.station is not None, "real_time", self.real_time, f"with station=, for method={kind}")
         require(human.input == "none", "human.input", human.input, f"none with method={kind}")
         require(human.reward == "task", "human.reward", human.reward, f"task with method={kind}")
+        allowed = (
+            f"simulated arms with method={kind}, for now: nobody puts a real scene back between episodes"
+        )
+        require(not load_station(str(self.station)).real, "station", self.station, allowed)
 
     def _check_rollouts(self) -> None:
         """Refuses what methods without a replay cannot have, or PPO from nothing cannot learn."""

@@ -12,7 +12,7 @@ from aiohttp import ClientSession, CookieJar
 from aiohttp.test_utils import TestServer
 
 from robot_rl.cli.main import main
-from robot_rl.core.errors import LeaseError
+from robot_rl.core.errors import LeaseError, StorageError
 from robot_rl.fleet.server import COOKIE, ORDER, make_app, token_of_machine
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.lease_file import default_path
@@ -93,7 +93,10 @@ def test_the_page_may_load_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert with_page(tmp_path, use).startswith("default-src 'none'; script-src 'self'")
 
 
-def test_the_state_has_holders_waiters_stops_and_runs(tmp_path: Path) -> None:
+def test_the_state_has_holders_waiters_stops_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("robot_rl.sched.preemption.forgive", lambda rows, process: None)  # it waits on
     store, runs = LeaseStore(), tmp_path / "runs"
     store.acquire(ARM, holder="deploy <b>reach</b>", preemptible=True)
     with pytest.raises(LeaseError):
@@ -168,6 +171,15 @@ def test_the_token_is_kept_and_for_this_user_alone() -> None:
     assert len(first) >= 32
     assert token_of_machine() == first
     assert stat.S_IMODE((default_path().parent / "fleet.token").stat().st_mode) == 0o600
+
+
+def test_a_token_that_is_none_lets_nobody_in() -> None:
+    token_of_machine()
+    path = default_path().parent / "fleet.token"
+    path.write_text("")
+    with pytest.raises(StorageError, match=r"holds no token. Remove it"):
+        token_of_machine()
+    assert [file.name for file in path.parent.glob("fleet.token*")] == ["fleet.token"]
 
 
 @pytest.mark.parametrize(

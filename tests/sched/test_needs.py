@@ -87,9 +87,21 @@ def test_a_stopped_one_of_several_is_passed_over(store: LeaseStore) -> None:
         store.acquire([WEST], holder="b")
 
 
-def test_only_the_preferred_one_of_several_is_preempted(store: LeaseStore) -> None:
+def test_the_first_of_several_whose_holder_is_willing_is_preempted(
+    store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("robot_rl.sched.preemption.forgive", lambda rows, process: None)  # it waits on
     west, east = (store.acquire(spec, holder="slow", preemptible=True) for spec in (WEST, EAST))
+    twin = store.acquire(TWIN, holder="deaf")
     with pytest.raises(LeaseError):
-        store.acquire([EAST, WEST], holder="fast", priority=1, wait_s=1e-9, preempt_s=1e-9)
+        store.acquire([TWIN, EAST, WEST], holder="fast", priority=1, wait_s=1e-9, preempt_s=1e-9)
+    assert store.preemption(twin) is None
     assert store.preemption(east) is not None
+    assert store.preemption(west) is None
+
+
+def test_nobody_is_preempted_where_one_of_several_is_free(store: LeaseStore) -> None:
+    west = store.acquire(WEST, holder="slow", preemptible=True)
+    found = store.acquire([WEST, EAST], holder="fast", priority=1, wait_s=1.0, preempt_s=1.0)
+    assert found.device == "east"
     assert store.preemption(west) is None

@@ -24,6 +24,12 @@ def store(tmp_path: Path, clock: ManualClock) -> LeaseStore:
     return LeaseStore(tmp_path / "leases.db", clock, is_alive=lambda holder: True)
 
 
+@pytest.fixture
+def waiting_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps what `ask` asked for, as if its waiter were in line still."""
+    monkeypatch.setattr("robot_rl.sched.preemption.forgive", lambda rows, process: None)
+
+
 def ask(
     store: LeaseStore, spec: DeviceSpec = ARM, *, priority: int = 1, slots: int | None = None
 ) -> Lease | None:
@@ -36,6 +42,7 @@ def ask(
         return None
 
 
+@pytest.mark.usefixtures("waiting_on")
 def test_a_holder_that_promised_is_asked_and_the_lease_is_over_at_the_deadline(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -64,6 +71,7 @@ def test_equals_and_those_who_did_not_promise_keep_their_lease(
     assert store.active() == [held]
 
 
+@pytest.mark.usefixtures("waiting_on")
 def test_the_fewest_are_asked_the_smallest_priority_first_and_the_newest_of_equals(
     store: LeaseStore, clock: ManualClock
 ) -> None:
@@ -86,6 +94,7 @@ def test_nobody_is_asked_where_it_would_not_be_enough(store: LeaseStore) -> None
     assert store.preemption(gives) is None
 
 
+@pytest.mark.usefixtures("waiting_on")
 def test_a_request_by_another_clock_counts_from_when_it_is_seen(tmp_path: Path, clock: ManualClock) -> None:
     path, theirs = tmp_path / "leases.db", ManualClock(5.0)
     ours = LeaseStore(path, clock, is_alive=lambda holder: True)
@@ -100,6 +109,25 @@ def test_a_request_by_another_clock_counts_from_when_it_is_seen(tmp_path: Path, 
     later = ours.preemption(held)
     assert later is not None
     assert later.left_s == pytest.approx(1e-9 - 0.5)
+
+
+def test_who_waits_no_more_takes_nothing(store: LeaseStore, clock: ManualClock) -> None:
+    held = store.acquire(ARM, holder="patient", preemptible=True)
+    assert ask(store) is None
+    assert store.preemption(held) is None
+    clock.advance(1.0)
+    assert store.active() == [held]
+
+
+@pytest.mark.usefixtures("waiting_on")
+def test_the_earlier_of_two_deadlines_holds(store: LeaseStore) -> None:
+    held = store.acquire(ARM, holder="patient", preemptible=True)
+    for priority, within_s in ((1, 2e-9), (2, 1e-9), (3, 5e-9)):
+        with pytest.raises(LeaseError):
+            store.acquire(ARM, holder=str(priority), priority=priority, wait_s=9e-9, preempt_s=within_s)
+    wanted = store.preemption(held)
+    assert wanted is not None
+    assert (wanted.by, wanted.left_s) == ("2", 1e-9)
 
 
 def test_a_time_to_give_up_beyond_the_wait_is_refused(store: LeaseStore) -> None:

@@ -117,6 +117,7 @@ function draw(state) {
   const running = state.runs.filter((one) => one.state === "running").length;
   $("totals").textContent = `${count(devices.length, "device")}, ${count(state.arms.length, "arm")} up, ${count(running, "run")}, ${state.waiting.length} waiting`;
   $("totals").className = "";
+  $("problems").textContent = state.problems.join("; ");
 }
 
 let order = null;
@@ -133,23 +134,28 @@ function ask(question, word, path) {
 $("cancel").onclick = () => $("confirm").close();
 $("confirm").querySelector("form").onsubmit = async (event) => {
   event.preventDefault();
-  const answer = await fetch(order, {
-    method: "POST",
-    headers: { "Content-Type": "application/json", "X-Robot-RL": "1" },
-    body: JSON.stringify({ by: $("by").value }),
-  });
-  if (answer.ok) $("confirm").close();
-  else $("refused").textContent = (await answer.json().catch(() => ({}))).error || `refused (${answer.status})`;
+  try {
+    const answer = await fetch(order, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", "X-Robot-RL": "1" },
+      body: JSON.stringify({ by: $("by").value }),
+      signal: AbortSignal.timeout(10000),
+    });
+    if (answer.ok) $("confirm").close();
+    else $("refused").textContent = (await answer.json().catch(() => ({}))).error || `refused (${answer.status})`;
+  } catch (error) {
+    $("refused").textContent = `NOT DONE, no answer: ${error.message}. Use the e-stop button, or robot-rl arm stop.`;
+  }
   await look();
 };
 
 async function look() {
   try {
-    const answer = await fetch("state");
+    const answer = await fetch("state", { signal: AbortSignal.timeout(5000) });
     if (!answer.ok) throw new Error(await answer.text());
     draw(await answer.json());
   } catch (error) {
-    $("totals").textContent = `no connection: ${error.message}`;
+    $("totals").textContent = `no connection, what is below is old: ${error.message}`;
     $("totals").className = "bad";
   }
 }

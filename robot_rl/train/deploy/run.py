@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from robot_rl.config import dump
-from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, RobotRLError
+from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError, RenderError, RobotRLError
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.episode import observed
 from robot_rl.data.episodes import episodes_meta
@@ -41,6 +41,7 @@ from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.stepping import Moment, lockstep
 from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.sched.opened import keeping_stops
+from robot_rl.sched.preemption import PreemptedError
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
@@ -55,6 +56,8 @@ from robot_rl.train.recording import Recorder
 
 _ENDS_S = 5.0
 """How much longer than it was given a holder may take to let an arm go."""
+_LETS_GO_S = 20.0
+"""How long the processes of a holder that lost an arm at the deadline may need to end."""
 _WARM_UP = 3
 """Plans made before the arm moves: the first takes several times as long."""
 
@@ -88,7 +91,7 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
         try:
             while True:
                 with (
-                    closing(station_device(station, config, shown, folder, ask).open(lease)) as env,
+                    closing(_open(station_device(station, config, shown, folder, ask), lease, config)) as env,
                     _recorder(config, station, env, folder) as recorder,
                 ):
                     if shown.instruction:
@@ -129,6 +132,18 @@ def _leased(
     how: dict[str, Any] = {"priority": config.priority, "preempt_s": within, "preemptible": True}
     devices, holder = [place.device for place in able], f"deploy {able[0].shown.task}"
     return LeaseStore().hold(devices, holder=holder, wait_s=wait_s, **how)
+
+
+def _open(device: EnvDevice, lease: HeldLease, config: DeployConfig) -> LeasedEnv:
+    """Opens the arm; one that was taken from another holder as soon as its processes have let it go."""
+    until_s = time.monotonic() + (0.0 if config.preempt_s is None else _LETS_GO_S)
+    while True:
+        try:
+            return device.open(lease)
+        except DeviceError:
+            if time.monotonic() > until_s:
+                raise
+            lease.check()
 
 
 def station_device(
@@ -199,6 +214,7 @@ class Player:
         self._recorder, self._display = recorder, display
         self._films: dict[int, list[Measured]] = {}
         self._executor: AsyncExecutor | None = None
+        self._lease: HeldLease | None = None
         self._act: Act | None = None
 
     def play(self, seeds: Array, lease: HeldLease) -> None:
@@ -208,18 +224,24 @@ class Player:
             LeaseError: the lease is lost.
         """
         begun = len(self._journal.episodes)
-        phase = self._display.phase("deploy", begun + len(seeds), unit="episodes", start=begun)
+        phase, self._lease = (
+            self._display.phase("deploy", begun + len(seeds), unit="episodes", start=begun),
+            lease,
+        )
+        goes_on = False
         try:
             with phase as progress:
                 for done, seed in enumerate(seeds, start=begun + 1):
+                    lease.give_way()
                     lease.check()
-                    if (by := self._episode(int(seed), lease)) is not None:
-                        self._journal.preempted.append(by)
-                        return
+                    self._episode(int(seed))
                     solved = sum(episode.success for episode in self._journal.episodes)
                     progress.update(done, success=solved / done)
+        except PreemptedError as error:
+            self._journal.preempted.append(error.by)
+            goes_on = True
         finally:
-            if isinstance(self._policy, RemotePolicy):
+            if isinstance(self._policy, RemotePolicy) and not goes_on:
                 self._policy.close()  # first: the executor's thread may wait for its server
             if self._executor is not None:
                 self._executor.close()
@@ -232,8 +254,12 @@ class Player:
         except RenderError as error:
             self._display.message(f"no video: {str(error).splitlines()[0]}")
 
-    def _episode(self, seed: int, lease: HeldLease) -> str | None:
-        """Plays an episode; returns who wants the arm, if that cut it after the chunk that was executed."""
+    def _episode(self, seed: int) -> None:
+        """Plays an episode.
+
+        Raises:
+            PreemptedError: a larger priority wants the arm, and the chunk is executed.
+        """
         env, journal = self._env, self._journal
         success, limited, steps = False, 0, 0
 
@@ -255,16 +281,15 @@ class Player:
                 self._films.setdefault(seed, []).append(env.measured)
             if self._recorder is not None:
                 self._recorder.add(self._steps(moment))
-            wanted = lease.preemption
-            if wanted is not None and self._executor is not None and self._executor.is_between_chunks:
-                return wanted.by
         journal.episodes.append(EpisodeOutcome(seed=seed, success=success, steps=steps, limited=limited))
         self._note_execution()
-        return None
 
     def _acting(self, obs: Obs) -> Array:
         """Returns the next action, and gives the env the planned ones after it."""
         assert self._executor is not None
+        assert self._lease is not None
+        if self._executor.is_between_chunks:
+            self._lease.give_way()
         self._act = self._executor.act(obs)
         self._env.set_planned_actions(self._executor.ahead())
         return self._act.action

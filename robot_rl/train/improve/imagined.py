@@ -39,6 +39,7 @@ from robot_rl.rollout.stepping import seed_batches
 from robot_rl.rollout.weights import Published, Publisher, Subscriber, load_weights
 from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.sched.opened import opened
+from robot_rl.sched.preemption import PreemptedError
 from robot_rl.sim.config import EnvConfig
 from robot_rl.train.demos import Columns, joined, played
 from robot_rl.train.deploy.online import arm_of
@@ -261,10 +262,6 @@ class CoEvolution:
             self.fitter.load_state_dict(state["fitter"])
 
 
-class _PreemptedError(Exception):
-    """A larger priority wants the arm, and the chunk is executed."""
-
-
 class RealSource:
     """Plays real episodes when they are wanted, under a lease that it books for them."""
 
@@ -300,8 +297,7 @@ class RealSource:
                 if len(rows) == wanted:
                     episodes = joined(env, rows)
                     break
-            assert lease.preemption is not None
-            conductor.say(f"the arm is parked: {lease.preemption.by} has it now. Waits for it")
+            conductor.say("the arm is parked: a larger priority has it now. Waits for it")
             wait_s = math.inf
         made = "real" if device.spec.real else "sim"
         return RealEpisodes(source=made, policy_version=version, episodes=episodes, is_probe=is_probe)
@@ -321,12 +317,13 @@ class RealSource:
         )
 
         def act(obs: Obs) -> Array:
-            if lease.preemption is not None and executor.is_between_chunks:
-                raise _PreemptedError
+            if executor.is_between_chunks:
+                lease.give_way()
             return executor.act(obs).action
 
-        with suppress(_PreemptedError):
+        with suppress(PreemptedError):
             for where, batch in seed_batches(seeds, env.num_envs):
+                lease.give_way()
                 lease.check()
                 executor.reset(np.ones(env.num_envs, bool), batch)
                 rows += played(env, batch, act)[: where.stop - where.start]
