@@ -404,6 +404,8 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
             some = [row for row in rows if (row["task"], row["arm"]) == (task, arm)]
             if arm not in _ONLINE:
                 some = [row for row in some if not row["quick"]]
+            if not some:
+                continue  # not measured on this task
             colour = f"C{number}"
             for seed in {row["seed"] for row in some}:
                 line = sorted((row["real_steps"], row["success"]) for row in some if row["seed"] == seed)

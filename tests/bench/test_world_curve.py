@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from robot_rl.bench.world_curve import _claims, _reached, run
+from robot_rl.bench.world_curve import _claims, _draw, _reached, run
 from robot_rl.core.errors import ConfigError
 
 
@@ -48,6 +48,13 @@ def test_each_claim_is_held_against_its_threshold() -> None:
 def test_without_success_of_ours_nothing_is_claimed() -> None:
     rows = [row for row in ROWS if row["arm"] != "imagined"] + [_row("imagined", 0, 10, 0.5, budget=150)]
     assert not any(row["holds"] for row in _claims("push_cube", rows, []))
+
+
+def test_an_arm_that_a_task_lacks_is_not_drawn(tmp_path: Path) -> None:
+    rows = [{**row, "point": 0} for row in ROWS]
+    other = [{**row, "task": "gantry_peg"} for row in rows if row["arm"] == "imagined"]
+    _draw(tmp_path / "curve.png", rows + other)
+    assert (tmp_path / "curve.png").stat().st_size > 5_000
 
 
 def test_an_unknown_arm_is_refused() -> None:
