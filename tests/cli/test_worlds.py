@@ -78,15 +78,15 @@ def test_a_model_from_recorded_episodes_to_a_run_in_it(
     )
     assert judged["control_steps"]["world"] >= 2 * 4
     assert "sim" not in judged["control_steps"]
+    # Episodes of a policy that looks ahead in it are real ones.
+    ahead = (f"policy={summary['run']}", "search.world=point", "search.candidates=2", "keep.success=false")
+    assert robot_rl("collect", *ahead, "episodes=4", "num_envs=4", "out=ahead")["episodes"] == 4
+    assert robot_rl("replay", "info", "ahead")["episodes"] == 4
     both = robot_rl("worlds", "imagine", "world=point", f"policy={summary['run']}", "episodes=4", "video=1")
     assert both["real"]["episodes"] == both["imagined"]["episodes"] == 4
     assert both["real_success"] == both["real"]["success"]
     assert Path(both["films"][0]).stat().st_size > 1000
     assert robot_rl("worlds", "report", "world=point")["imagined_success"] == both["imagined"]["success"]
-    # Episodes of a policy that looks ahead in it are real ones.
-    ahead = (f"policy={summary['run']}", "search.world=point", "search.candidates=2", "keep.success=false")
-    assert robot_rl("collect", *ahead, "episodes=4", "num_envs=4", "out=ahead")["episodes"] == 4
-    assert robot_rl("replay", "info", "ahead")["episodes"] == 4
     newer = robot_rl("worlds", "audit", "world=point", "data=demos")
     assert 0.3 < newer["shift"] < 3.0
     # The last audit judged it again: nobody searches in it either.
