@@ -193,6 +193,10 @@ def _ray(config: RayConfig) -> Any:
     Raises:
         ConfigError: Ray is not installed, or there is no such cluster.
     """
+    if (
+        config.address is not None
+    ):  # read as Ray is imported; a cluster has a token unless it was begun without
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -12,7 +12,7 @@ export ROBOT_RL_STATE="$out/state" OMP_NUM_THREADS=1
 node() {  # node NUMBER FOLDER ray-start-words...
     n=$1 folder=$2
     shift 2
-    ip netns exec "rrl$n" "$bin/ray" start --node-ip-address="10.77.0.$n" --num-cpus=1 --temp-dir="$folder" \
+    RAY_AUTH_MODE=token ip netns exec "rrl$n" "$bin/ray" start --node-ip-address="10.77.0.$n" --num-cpus=1 --temp-dir="$folder" \
         --disable-usage-stats "$@" >>"$out/node$n.log" 2>&1
 }
 
