@@ -27,8 +27,19 @@ ABOUT = "about.json"
 """In the folder of the sockets: which station it is, and where its logs are."""
 LINGER_S = 10.0
 """How long both live on without a client: the process that started them is gone then."""
+_PREFIX = "robot-rl-"
+"""Of the folders of the sockets."""
 _END_S = 10.0
 _POLL_S = 0.02
+
+
+def socket_folders() -> list[Path]:
+    """Returns the socket folders of the supervisors of this machine, the newest first."""
+    written = list[tuple[float, Path]]()
+    for socket in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{SUPERVISOR_SOCKET}"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            written.append((socket.stat().st_mtime, socket.parent))
+    return [folder for _, folder in sorted(written, reverse=True)]
 
 
 class StationProcesses:
@@ -64,7 +75,7 @@ class StationProcesses:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.sockets = Path(tempfile.mkdtemp(prefix="robot-rl-"))
+        self.sockets = Path(tempfile.mkdtemp(prefix=_PREFIX))
         about = {"station": load_station(self._station).name, "folder": str(self._folder.resolve())}
         (self.sockets / ABOUT).write_text(json.dumps(about))
         given = ["--station", self._station, "--token", str(self._token), "--linger", str(self._linger_s)]

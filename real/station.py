@@ -234,7 +234,7 @@ class StationConfig:
     real: bool = True
     """False for simulated arms: only their scenes may be reset by a program."""
     labels: dict[str, str] = field(default_factory=lambda: dict[str, str]())
-    """Free words by which a job can ask for it (`needs.cell=west`), such as cell, gripper, operator."""
+    """Free words by which a job can ask for it (`needs.labels.cell=west`): cell, gripper, operator."""
     ros2: Ros2Config | None = None
     lerobot: LeRobotConfig | None = None
     sim: SimConfig | None = None

@@ -10,6 +10,7 @@ from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import DeviceError
 from robot_rl.core.files import at_home
 from robot_rl.real.client import ArmClient
+from robot_rl.real.launch import socket_folders
 from robot_rl.real.link import LinkError
 from robot_rl.real.messages import Status
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
@@ -49,12 +50,9 @@ def run(argv: list[str]) -> int:
 
 def _connect(folder: Path | None) -> ArmClient:
     """Returns a client of the newest supervisor that answers."""
-    found = [folder] if folder else Path(tempfile.gettempdir()).glob("robot-rl-*")
-    sockets = [place / SUPERVISOR_SOCKET for place in found]
-    alive = [path for path in sockets if path.exists()]
-    for path in sorted(alive, key=lambda path: path.stat().st_mtime, reverse=True):
+    for place in socket_folders() if folder is None else [folder]:
         try:
-            return ArmClient(path)
+            return ArmClient(place / SUPERVISOR_SOCKET)
         except LinkError:
             continue  # the socket of a killed supervisor
     where = folder or f"{tempfile.gettempdir()}/robot-rl-*"

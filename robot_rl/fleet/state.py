@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from robot_rl.core.errors import ConfigError, DeviceError, RobotRLError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.real.client import ArmClient
 from robot_rl.real.inventory import specs as station_specs
-from robot_rl.real.launch import ABOUT
+from robot_rl.real.launch import ABOUT, socket_folders
 from robot_rl.real.link import LinkError
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 from robot_rl.sched.inventory import discover
@@ -56,7 +55,7 @@ class FleetState:
                 {"device": one.device, "priority": one.priority, "who": one.process.describe()}
                 for one in store.waiting()
             ],
-            "arms": [_arm(folder) for folder in arm_folders()],
+            "arms": [_arm(folder) for folder in socket_folders()],
             "runs": self._newest(),
         }
 
@@ -128,12 +127,6 @@ def _lease(lease: Lease, store: LeaseStore) -> Json:
 # Arms
 
 
-def arm_folders() -> list[Path]:
-    """Returns the socket folders of the supervisors of this machine, the newest first."""
-    sockets = [path for path in Path(tempfile.gettempdir()).glob(f"robot-rl-*/{SUPERVISOR_SOCKET}")]
-    return [path.parent for path in sorted(sockets, key=_written_s, reverse=True)]
-
-
 def _arm(folder: Path) -> Json:
     about = _about(folder)
     known = {"id": folder.name, "station": about.get("station", "?"), "folder": about.get("folder", "")}
@@ -160,7 +153,7 @@ def stop_arm(arm: str, by: str) -> None:
         ConfigError: no name was given, or there is no such arm.
         DeviceError: its supervisor does not answer.
     """
-    folders = {folder.name: folder for folder in arm_folders()}
+    folders = {folder.name: folder for folder in socket_folders()}
     if not by.strip():
         raise ConfigError("stop: who stops it? Give a name.")
     if arm not in folders:

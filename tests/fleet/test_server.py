@@ -27,7 +27,7 @@ Use = Callable[[ClientSession, str], Awaitable[Any]]
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
     monkeypatch.setattr("robot_rl.fleet.state.station_specs", lambda: [ARM])
-    monkeypatch.setattr("robot_rl.fleet.state.arm_folders", lambda: [])
+    monkeypatch.setattr("robot_rl.fleet.state.socket_folders", lambda: [])
 
 
 def with_page(runs: Path, use: Use, *, hosts: frozenset[str] = HOSTS) -> Any:
