@@ -160,8 +160,9 @@ class LeRobotArm:
             except Exception as refusal:  # LeRobot and the vendor's library raise all kinds
                 error = refusal
                 _let_go(self._robot)
+        why = " ".join(str(error).split()).rstrip(" .")  # LeRobot's have several lines
         raise DeviceError(
-            f"{self._name}: LeRobot cannot connect {self._config.type}: {error}. Look at the power, "
+            f"{self._name}: LeRobot cannot connect {self._config.type}: {why}. Look at the power, "
             "the cable and `lerobot.options.port` (`lerobot-find-port` finds it)."
         ) from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_rl.core.errors import DeviceError
+from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.real.client import ArmClient
 from robot_rl.real.launch import StationProcesses
 from robot_rl.real.link import Link, LinkError, Listener
@@ -194,7 +194,15 @@ def test_a_station_is_started_and_taken_down(tmp_path: Path) -> None:
     assert {"driver.log", "supervisor.log", "supervisor.json", "events.jsonl", "flight"} <= written
 
 
+def test_no_process_is_started_for_a_station_that_nobody_knows(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no station named 'nowhere'"):
+        StationProcesses("nowhere", tmp_path).__enter__()
+    assert not (tmp_path / "driver.log").exists()
+
+
 @pytest.mark.slow
 def test_a_station_that_does_not_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"the driver of station nowhere ended \(3\): .*no station named"):
-        StationProcesses("nowhere", tmp_path).__enter__()
+    pytest.importorskip("scservo_sdk")
+    ended = r"the driver of station so101 ended \(3\): .*LeRobot cannot connect so101_follower: .*the power"
+    with pytest.raises(DeviceError, match=ended):
+        StationProcesses("so101", tmp_path).__enter__()
