@@ -305,11 +305,11 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
     config = replace(config, env=env_asked_for(config.env, options))
     torch.set_num_threads(config.torch_threads)
     total = options.episodes or config.evaluate.episodes
-    names = [options.robot] if options.robot else list(config.acting)
-    if options.robot and options.robot not in config.sources:
+    names = [options.robot] if options.robot else list(config.scenes)
+    if options.robot and options.robot not in config.scenes:
         raise ConfigError(
             f"robot: got {options.robot!r}, the run {folder} has "
-            f"{' and '.join(config.sources) or 'one robot: leave it out'}."
+            f"{' and '.join(filter(None, config.scenes)) or 'one robot and one task: leave it out'}."
         )
     how: dict[str, Any] = {"episodes": total, "adversary": options.adversary}
     return _Case(
@@ -317,7 +317,7 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
         episodes=total,
         devices={
             name: simulation(
-                config.env_of(name).evaluated().with_instruction(options.instruction),
+                config.scenes[name].evaluated().with_instruction(options.instruction),
                 config.evaluate.num_envs,
                 draws=options.video is not None,
             )

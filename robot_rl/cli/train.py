@@ -64,7 +64,8 @@ Settings (config.yaml of the run folder has all of them, as --cfg job prints the
   env.kind=gym|process  env.id  env.settings.max_episode_steps=200  env.expert  env.python  env.workers
   env.instruction=task  env.common_actions
   sources.<name>.task  sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps
-  sources.<name>.share
+  sources.<name>.share  sources.<name>.station  sources.<name>.real_time  sources.<name>.human
+  sources.<name>.world
   demos.episodes  demos.bias_m  demos.noise_m  demos.disturb  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy=flow|diffusion|token|gaussian|small_vla  with policy.horizon  policy.width  policy.depth
@@ -74,7 +75,7 @@ Settings (config.yaml of the run folder has all of them, as --cfg job prints the
   method=residual   with method.env_steps  method.utd  method.batch  method.scale  method.demo_ratio
   method=ppo        method.exploration.process  method.decisions  method.distil.updates
   method=direct     method.algorithm.actor.kind  method.algorithm.critic.width
-  transport=process|ray  ahead  ray.address  ray.cpus  ray.labels.<name>  ray.restarts
+  transport=process|ray  ahead  ray.address  ray.cpus  ray.labels.<name>  restarts  silence_s
   station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and others as demos.read)
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
@@ -177,20 +178,21 @@ def _by_robot(summary: Summary) -> str:
     found = [
         _moved(one["base"]["success"] if "base" in one else None, one["final"]["success"], name, ".1%")
         for name, one in summary.sources.items()
+        if "final" in one
     ]
     return f" ({'; '.join(found)})" if found else ""
 
 
 def _envs(settings: RunConfig) -> str:
-    """Returns how many envs collect, and of which robots if there are several."""
-    each = [
-        f"{source.num_envs} envs{f' of {name}' if name else ''}" for name, source in settings.acting.items()
-    ]
-    return " and ".join(each)
+    """Returns how many envs collect, and of which sources if there are several."""
+    if not settings.sources:
+        return f"{settings.num_envs} envs"
+    each = {name: "an arm" if one.is_arm else f"{one.batch} envs" for name, one in settings.sources.items()}
+    return " and ".join(f"{what} of {name}" for name, what in each.items())
 
 
 def _of_each(settings: RunConfig) -> str:
-    if not settings.sources:
+    if "" in settings.scenes:
         return ""
     return " of each task" if "," in settings.task else " of each robot"
 

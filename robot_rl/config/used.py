@@ -53,7 +53,9 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
         found.pop("sources", None)
     if found.get("transport") != "ray":
         found.pop("ray", None)
-    if not (found.get("station") or found.get("real_time")) and _part(found, "human").get("input") == "none":
+    acting = [found, *_part(found, "sources").values()]
+    has_arm = any(source.get("station") or source.get("real_time") for source in acting)
+    if not has_arm and _part(found, "human").get("input") == "none":
         del found["human"]
     env, demos = _part(found, "env"), dict(_part(found, "demos"))
     if env:

@@ -21,6 +21,11 @@ class OfSource:
     def __len__(self) -> int:
         return len(self._replay.rows_of(self._source))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing can stand in."""
+        return not len(self._replay)
+
     def sample(self, batch_size: int, **how: Any) -> TransitionBatch:
         """Returns windows that begin at steps of the source; see `ReplayBuffer.sample`."""
         return self._replay.sample(batch_size, **how, rows=self._rows())

@@ -250,6 +250,7 @@ class Mixture:
         """Args: parts: what to draw from and its share, by name; the shares sum to 1.
 
         Those whose share is None divide what the others leave: each of their steps is as likely as any other.
+        What is empty, as the replay of an arm that has not begun, leaves its share to the others.
         """
         shares = {name: share for name, (_, share) in parts.items()}
         fixed = [share for share in shares.values() if share is not None]
@@ -266,10 +267,11 @@ class Mixture:
         steps = {name: len(part) for name, (part, share) in self._parts.items() if share is None}
         total = max(1, sum(steps.values()))
         shares = [
-            self._open * steps[name] / total if share is None else share
-            for name, (_, share) in self._parts.items()
+            self._open * steps[name] / total if share is None else share * (not _is_empty(part))
+            for name, (part, share) in self._parts.items()
         ]
-        rows = exact_counts(shares, batch_size)
+        given = sum(shares) or 1.0
+        rows = exact_counts([share / given for share in shares], batch_size)
         return dict(zip(self._parts, rows.tolist(), strict=True))
 
     def sample(self, batch_size: int, **how: Any) -> TransitionBatch:
@@ -298,6 +300,11 @@ class Mixture:
             if update is not None and rows.any():
                 fields = {name: value[rows] for name, value in vars(origin).items()}
                 update(Origin(**fields), priority[rows])
+
+
+def _is_empty(part: StepSource) -> bool:
+    empty: bool | None = getattr(part, "is_empty", None)
+    return not len(part) if empty is None else empty
 
 
 def exact_counts(shares: Sequence[float], rows: int) -> NDArray[np.int64]:

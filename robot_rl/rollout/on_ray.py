@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,8 +25,9 @@ from robot_rl import __version__
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.data.transitions import Segment
 from robot_rl.hal.device import DeviceSpec, LeaseLike
-from robot_rl.rollout.process import ActorError, Turn
+from robot_rl.rollout.process import Turn
 from robot_rl.rollout.ray_config import RayConfig
+from robot_rl.rollout.revival import ActorError, LostActorError, Revival
 from robot_rl.rollout.sources import EpisodeLog, Source
 from robot_rl.rollout.weights import Published, Snapshot, WeightsError
 from robot_rl.sched.leases import LeaseStore
@@ -44,7 +46,15 @@ class RaySource:
     is_ahead = False
 
     def __init__(
-        self, build: Build, config: RayConfig, *, spec: DeviceSpec, holder: str, ahead: int, wait_s: float
+        self,
+        build: Build,
+        config: RayConfig,
+        *,
+        spec: DeviceSpec,
+        holder: str,
+        ahead: int,
+        wait_s: float,
+        restarts: int = 0,
     ) -> None:
         """Starts nothing yet: the actor begins with the first weights.
 
@@ -56,13 +66,13 @@ class RaySource:
             ahead: turns of the loop that the actor may be ahead; 0: it acts when it is asked, and what it
                 collects is what it would collect here.
             wait_s: how long to wait for the lease.
+            restarts: how many actors in a row may be lost before that is an error.
         """
         self._begin_with = build, spec.name, spec.slots, holder, wait_s
         self._place_s = config.place_s + wait_s
         self._config, self._ahead = config, ahead
         self.episodes = EpisodeLog(0)
-        self.restarts = 0
-        """How often the actor was begun again."""
+        self.revival = Revival(restarts)
         self.node, self.pid = "", 0
         """Where it acts, and its process there."""
         self._actor: Any = None
@@ -74,7 +84,7 @@ class RaySource:
         """Returns the next segment.
 
         Raises:
-            ActorError: the source failed, or was lost more often than `restarts` allows.
+            ActorError: the source failed, or too many actors were lost.
             DeviceError: no node has what it needs.
             WeightsError: nothing was published.
         """
@@ -95,6 +105,7 @@ class RaySource:
                 self._lost(error)
             except ray.exceptions.RayTaskError as error:  # of the source: another try would end the same
                 raise ActorError(f"actor: {error.cause}") from error
+        self.revival.well()
         turn.segment.begins, self._begins = self._begins or turn.segment.begins, False
         self.episodes.merge(turn.tally)
         return turn.segment
@@ -130,10 +141,8 @@ class RaySource:
     def _lost(self, error: Exception) -> None:
         self._actor, self._begins = None, True
         self._pending.clear()
-        self.restarts += 1
-        if self.restarts > self._config.restarts:
-            raise ActorError(f"ray: lost {self.restarts} sources, allowed {self._config.restarts}. {error}")
-        logger.warning("ray: the source on %s is lost, another is begun: %s", self.node, _first_line(error))
+        self.revival.lost(LostActorError(f"ray: the source on {self.node} is lost: {_first_line(error)}"))
+        time.sleep(self.revival.wait_s)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the figures of the episodes; a resumed run begins new ones."""

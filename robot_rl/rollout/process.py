@@ -10,6 +10,9 @@ the loop ahead and wait then. Weights lie in shared memory, where the newest rep
 checksum shows whether a copy is whole. If not, the actor goes on with what it has and looks again at the
 next act.
 
+An actor that died, fell silent, or whose device failed is begun again; episodes that it was in are cut. A
+device that has stopped for safety is not: a person has to look at it.
+
 Steps travel pickled through a pipe. Its two ends belong to this process and the child it spawned, which
 run the same code for the same user, and no other process can open it. Where bytes can come from elsewhere,
 this project refuses pickle.
@@ -24,7 +27,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -33,8 +36,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from robot_rl.core.errors import DeviceError
+from robot_rl.core.errors import DeviceError, SafetyStopError
 from robot_rl.data.transitions import Segment
+from robot_rl.rollout.revival import ActorError, LostActorError, Revival
 from robot_rl.rollout.sources import EpisodeLog, Source, Tally
 from robot_rl.rollout.weights import Published, Snapshot, WeightsError, checksum
 
@@ -47,6 +51,9 @@ _HEAD = struct.Struct("<qIq")
 _MOST_WAITING = 6000
 """Turns that may wait to be sent: five minutes of an arm at 20 Hz."""
 
+_LAG_S = 0.5
+"""A learner that is so far behind what an arm has sent leaves updates out until it is not."""
+
 _LOOK_S = 0.2
 """Period at which an actor that waits for its turn checks whether it should end."""
 
@@ -54,15 +61,13 @@ _EXIT_S = 10.0
 """How long an actor may take to bring its arm to rest and end."""
 
 
-class ActorError(DeviceError):
-    """The process that acts has failed or is gone."""
-
-
 @dataclass
 class _Failure:
     """The last message of an actor that failed."""
 
     error: str
+    may_pass: bool = False
+    """Whether another actor may do better: a device failed, and has not stopped for safety."""
 
 
 @dataclass
@@ -71,13 +76,22 @@ class Turn:
 
     segment: Segment
     tally: Tally
+    sent_s: float = field(default_factory=time.monotonic)
+    """When, by the clock of the actor's machine."""
 
 
 class ProcessSource:
     """A `Source` that runs another source in another process."""
 
     def __init__(
-        self, build: Build, *, ahead: int | None = None, wait_s: float = 0.05, period_s: float = 0.0
+        self,
+        build: Build,
+        *,
+        ahead: int | None = None,
+        wait_s: float = 0.05,
+        period_s: float = 0.0,
+        restarts: int = 0,
+        silence_s: float = 600.0,
     ) -> None:
         """Starts nothing yet: the actor begins with the first weights.
 
@@ -87,36 +101,67 @@ class ProcessSource:
                 collects is what it would collect in this process. None: it never waits.
             wait_s: how long `collect` waits for what does not wait before it returns None.
             period_s: time between two turns; 0 where the env keeps time itself, or time does not matter.
+            restarts: how many actors in a row may be lost before that is an error.
+            silence_s: an actor that sends nothing for so long is lost.
         """
         self._build, self._ahead, self._wait_s, self._period_s = build, ahead, wait_s, period_s
+        self._silence_s = silence_s
+        self.revival = Revival(restarts)
         self.episodes = EpisodeLog(0)
         self._actor: _Actor | None = None
         self._begins = True
+        self._lag_s = 0.0
 
     @property
     def is_ahead(self) -> bool:
-        return self._ahead is None and self._actor is not None and self._actor.has_steps()
+        is_late = self._ahead is None and self._lag_s > _LAG_S
+        return is_late and self._actor is not None and self._actor.has_steps()
 
     def collect(self, published: Published) -> Segment | None:
         """Returns the next segment; None if a source that never waits has none within `wait_s`.
 
         Raises:
-            ActorError: the actor failed or is gone.
+            ActorError: the actor failed, or too many were lost.
             WeightsError: nothing was published.
         """
+        while True:
+            try:
+                turn = self._turn(published)
+                break
+            except LostActorError as error:
+                self._end()
+                self._begins = True
+                self.revival.lost(error)
+        if turn is None:
+            return None
+        self.revival.well()
+        self._lag_s = time.monotonic() - turn.sent_s
+        turn.segment.begins, self._begins = self._begins, False
+        self.episodes.merge(turn.tally)
+        return turn.segment
+
+    def _turn(self, published: Published) -> Turn | None:
+        """Returns the next turn of the actor, which begins if there is none and it may."""
         if self._actor is None:
+            time.sleep(
+                self.revival.wait_s if self._ahead is not None else min(self.revival.wait_s, self._wait_s)
+            )
+            if self.revival.wait_s:
+                return None
             self._actor = _Actor(self._build, self._period_s, self._ahead, published)
         self._actor.publish(published)
         if self._ahead is None:
             turn = self._actor.receive(self._wait_s)
         else:  # the one that follows may act while the learner learns from this one
             self._actor.allow()
-            turn = self._actor.receive(None)
-        if turn is None:
-            return None
-        turn.segment.begins, self._begins = self._begins, False
-        self.episodes.merge(turn.tally)
-        return turn.segment
+            turn = self._actor.receive(self._silence_s)
+        if turn is None and self._actor.silent_s >= self._silence_s:
+            pid = self._actor.pid
+            self._actor.kill()
+            raise LostActorError(
+                f"actor: the process that acts (pid {pid}) sent nothing for {self._silence_s:g} s."
+            )
+        return turn
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the episodes' figures alone: an arm cannot be put back to where it was."""
@@ -134,6 +179,9 @@ class ProcessSource:
 
     def close(self) -> None:
         """Makes the actor finish its step, close the env and end."""
+        self._end()
+
+    def _end(self) -> None:
         if self._actor is not None:
             self._actor.close()
             self._actor = None
@@ -157,6 +205,12 @@ class _Actor:
             self._weights.close()
             raise
         theirs.close()  # so that the child's death ends the pipe
+        self._heard_s = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Time since the last turn."""
+        return time.monotonic() - self._heard_s
 
     @property
     def pid(self) -> int | None:
@@ -173,21 +227,31 @@ class _Actor:
         assert self._turns is not None, "an actor that never waits takes no turns"
         self._turns.release()
 
-    def receive(self, wait_s: float | None) -> Turn | None:
-        """Returns the next turn, or None after `wait_s`; waits as long as it takes for None."""
+    def receive(self, wait_s: float) -> Turn | None:
+        """Returns the next turn, or None after `wait_s`.
+
+        Raises:
+            LostActorError: the actor is gone, or its device failed.
+            ActorError: the actor failed, as another one would.
+        """
         try:
             if not self._steps.poll(wait_s):
                 return None
             message = self._steps.recv()
         except (EOFError, OSError) as error:
             self._process.join(_EXIT_S)
-            raise ActorError(
+            raise LostActorError(
                 f"actor: the process that acts (pid {self.pid}) ended with exit code "
                 f"{self._process.exitcode} and gave no reason. A station's supervisor brings an arm to rest."
             ) from error
         if isinstance(message, _Failure):
-            raise ActorError(f"actor: {message.error}")
+            raise (LostActorError if message.may_pass else ActorError)(f"actor: {message.error}")
+        self._heard_s = time.monotonic()
         return message
+
+    def kill(self) -> None:
+        """Ends the actor at once; a station's supervisor brings an arm to rest."""
+        self._process.kill()
 
     def close(self) -> None:
         self._stop.set()
@@ -322,7 +386,8 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: st
     except KeyboardInterrupt:
         failure = _Failure("interrupted from the keyboard")
     except Exception as error:  # the learner gets any error, and saves the run
-        failure = _Failure(f"{type(error).__name__}: {error}")
+        may_pass = isinstance(error, DeviceError) and not isinstance(error, SafetyStopError | ActorError)
+        failure = _Failure(f"{type(error).__name__}: {error}", may_pass)
     finally:
         if source is not None:
             source.close()

@@ -20,10 +20,7 @@ class RayConfig:
     """Labels that the node must have: `ray start --labels room=lab`."""
     place_s: float = 300.0
     """How long to wait for a node that has both, and for the source to begin there."""
-    restarts: int = 10
-    """How often the sources of a run may be begun again."""
 
     def __post_init__(self) -> None:
         require(self.cpus > 0, "ray.cpus", self.cpus, "above 0")
         require(self.place_s > 0, "ray.place_s", self.place_s, "above 0")
-        require(self.restarts >= 0, "ray.restarts", self.restarts, "0 or more")

@@ -33,7 +33,7 @@ class Source(Protocol):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether more segments wait to be collected, of a source that does not wait for the learner."""
+        """Whether segments have waited for long, of a source that does not wait for the learner."""
         ...
 
     @property

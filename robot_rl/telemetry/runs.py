@@ -94,8 +94,11 @@ class RunRecord:
 
     @property
     def sources(self) -> list[str]:
-        """Names of the robots that learned together in this run; empty for one robot."""
-        return list(dict.fromkeys(key.split(".")[1] for key in self.config if key.startswith("sources.")))
+        """Names of the robots that learned together in this run; empty for one, of however many sources."""
+        names = dict.fromkeys(key.split(".")[1] for key in self.config if key.startswith("sources."))
+        judged = {key.split("/")[0] for row in self.rows for key in row if key.startswith("eval.")}
+        known = _mapping(self.summary.get("sources"))
+        return [name for name in names if f"eval.{name}" in judged or "final" in _mapping(known.get(name))]
 
     def of_source(self, name: str) -> RunRecord:
         """Returns a record with the evaluations of one of several robots only."""

@@ -45,7 +45,7 @@ Module = Any
 
 
 def policy_meta(config: RunConfig, env: VectorEnv, *others: VectorEnv) -> PolicyMeta:
-    """Returns what the run's policies are made for; `others` are those of its further sources."""
+    """Returns what the run's policies are made for; `others` are those of its further scenes."""
     robots, tasks = (
         tuple(dict.fromkeys(getattr(one, name) for one in (env, *others))) if others else ()
         for name in ("robot", "task")
@@ -162,21 +162,21 @@ def generator(seed: int, stream: str) -> torch.Generator:
     return torch.Generator().manual_seed(train_seed(seed, stream))
 
 
-def evaluator(config: RunConfig, source: str = "", *, draws: bool = False) -> EnvDevice:
+def evaluator(config: RunConfig, scene: str = "", *, draws: bool = False) -> EnvDevice:
     """Returns the simulations of evaluations: their number is part of what is repeated exactly."""
-    return simulation(config.env_of(source).evaluated(), config.evaluate.num_envs, draws=draws)
+    return simulation(config.scenes[scene].evaluated(), config.evaluate.num_envs, draws=draws)
 
 
-def demonstrator(config: RunConfig, source: str = "") -> EnvDevice:
+def demonstrator(config: RunConfig, scene: str = "") -> EnvDevice:
     """Returns the simulations that play before a run learns, never from starts held out for evaluation."""
-    return simulation(config.env_of(source).demonstrated(), config.evaluate.num_envs)
+    return simulation(config.scenes[scene].demonstrated(), config.evaluate.num_envs)
 
 
 @contextmanager
 def evaluators(
     session: Session, make: Callable[[RunConfig, str], EnvDevice] = evaluator
 ) -> Generator[Mapping[str, VectorEnv]]:
-    """Opens the simulations of evaluations of every source, or those that `make` returns, by its name."""
+    """Opens the simulations of evaluations of every scene, or those that `make` returns, by its name."""
     config = session.config
     with ExitStack() as stack:
-        yield {name: stack.enter_context(closing(session.open(make(config, name)))) for name in config.acting}
+        yield {name: stack.enter_context(closing(session.open(make(config, name)))) for name in config.scenes}

@@ -55,8 +55,8 @@ def check_before_learner(config: RunConfig) -> None:
     if config.bc.policy is not None and given is None:
         read_head(Path(config.bc.policy))
     if config.env.kind == "sim":  # others' environments may take long to make
-        for name in config.acting:
-            meta, features = episodes_of(config.env_of(name))
+        for scene in config.scenes.values():
+            meta, features = episodes_of(scene)
             if given is not None:
                 check_given(config, given, meta, features)
             _check_recorded(config, meta, features)
@@ -65,8 +65,7 @@ def check_before_learner(config: RunConfig) -> None:
 def _check_experts(config: RunConfig) -> None:
     """Refuses demonstrations, or labels, of tasks for which nobody wrote an expert."""
     asks = ("demos" in config.plan and config.demos.path is None) or config.method.kind == "dagger"
-    shown = [config.env_of(name) for name in config.acting]
-    for task in [env.task for env in shown if asks and env.expert is None]:
+    for task in [env.task for env in config.scenes.values() if asks and env.expert is None]:
         require_expert(resolve("task", task, at="env.task"))
 
 

@@ -183,7 +183,7 @@ def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, Po
     policy, meta = load_policy(folder)
     config = _run_of(folder)
     if config is not None:
-        return policy, meta, config.env_of(next(iter(config.acting)))
+        return policy, meta, next(iter(config.scenes.values()))
     own: Any = vars(policy).get("config")
     words = getattr(own, "instruction", meta.instruction)
     env = EnvConfig(
@@ -207,7 +207,7 @@ def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvC
     """
     config = None if lerobot_folder(given) else _run_of(policy_folder(given))
     if config is not None:
-        return {name: config.env_of(name) for name in config.acting}
+        return dict(config.scenes)
     if meta.tasks:
         robot = shown.robot if len(meta.robots) == 1 else None
         return {task: replace(shown, task=task, robot=robot) for task in meta.tasks}

@@ -34,7 +34,7 @@ from robot_rl.train.improve.config import (
     ResidualSettings,
 )
 from robot_rl.train.recorded import CloningSettings, DemosConfig, ReplayConfig
-from robot_rl.train.robots import SourceConfig, check_sources
+from robot_rl.train.robots import SourceConfig, check_person, check_sources
 from robot_rl.train.stages import check_stages
 
 _UPDATES = {True: "1 or more with that stage", False: "0 without that stage"}
@@ -157,10 +157,15 @@ class RunConfig:
     ahead: int = 1
     """Turns of the loop by which simulations in other processes may be ahead of the learner. 0: they
     act when they are asked, and the run's numbers are those of `inline`."""
+    restarts: int = 10
+    """How many processes of a source in a row may die, fall silent or lose their device, each replaced by
+    another one, before the run goes on without it, or is saved and ends."""
+    silence_s: float = 600.0
+    """A source in another process that collects nothing for so long is taken for lost."""
     env: EnvConfig = field(default_factory=EnvConfig)
     sources: dict[str, SourceConfig] = field(default_factory=lambda: dict[str, SourceConfig]())
-    """Several robots or tasks at once, for one policy, by name. If empty, the robot of `env` collects, with
-    `num_envs` and the method's `env_steps`."""
+    """Several robots, tasks, arms or world models at once, for one policy, by name. If empty, the robot of
+    `env` collects, with `num_envs` and the method's `env_steps`."""
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: PolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: CloningSettings = field(default_factory=CloningSettings)
@@ -198,12 +203,14 @@ class RunConfig:
         self._check_shares()
         self._check_latent()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
+        require(self.restarts >= 0, "restarts", self.restarts, "0 or more")
+        require(self.silence_s > 0, "silence_s", self.silence_s, "above 0")
         on_ray = self.transport == "ray"
-        require(
-            not (on_ray and self.has_arm), "transport", "ray", "inline or process with an arm or a person"
-        )
+        is_arm_alone = self.has_arm and not self.sources
+        allowed = "inline or process with an arm or a person"
+        require(not (on_ray and is_arm_alone), "transport", "ray", allowed)
         require(on_ray or self.ray == RayConfig(), "ray", self.ray, "left out without transport=ray")
-        if self.has_arm and not self.books_arm:
+        if is_arm_alone and not self.books_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person")
         if isinstance(self.method, ChainSettings | PlainPPOSettings):
             self._check_rollouts()
@@ -270,7 +277,14 @@ class RunConfig:
         """What collects, by name: `sources`, or one source without a name."""
         if self.sources:
             return self.sources
-        alone = SourceConfig(robot=self.env.robot, env_steps=self.method.env_steps, num_envs=self.num_envs)
+        alone = SourceConfig(
+            robot=self.env.robot,
+            env_steps=self.method.env_steps,
+            num_envs=self.num_envs,
+            station=self.station,
+            real_time=self.real_time,
+            human=self.human.input != "none",
+        )
         return {"": alone}
 
     @property
@@ -279,7 +293,30 @@ class RunConfig:
         return sum(source.env_steps for source in self.acting.values())
 
     def env_of(self, name: str) -> EnvConfig:
-        """Returns the env of one of `acting`."""
+        """Returns the env in which one of `acting` collects."""
+        source = self.acting[name]
+        if source.world is not None:
+            return EnvConfig(kind="world", id=source.world, task=source.task or self.env.task)
+        return self._shown_by(name)
+
+    @cached_property
+    def scenes(self) -> dict[str, EnvConfig]:
+        """The envs of demonstrations and evaluations, by the first source that has each.
+
+        One has no name: where sources differ in what acts alone, as arms and simulations of one task do.
+        """
+        found = dict[str, EnvConfig]()
+        for name, scene in ((name, self._shown_by(name)) for name in self.acting):
+            if scene not in found.values():
+                found[name] = scene
+        return found if len(found) > 1 else {"": next(iter(found.values()))}
+
+    def scene_of(self, name: str) -> str:
+        """Returns the name in `scenes` of what one of `acting` has."""
+        shown = self._shown_by(name)
+        return next(scene for scene, env in self.scenes.items() if env == shown)
+
+    def _shown_by(self, name: str) -> EnvConfig:
         if not name:
             return self.env
         source = self.sources[name]
@@ -288,7 +325,7 @@ class RunConfig:
     @property
     def task(self) -> str:
         """The task, or environment, of the run; all of them where the sources have several."""
-        return ", ".join(dict.fromkeys(self.env_of(name).name for name in self.acting))
+        return ", ".join(dict.fromkeys(env.name for env in self.scenes.values()))
 
     def used(self) -> dict[str, Any]:
         """Returns the settings that the run reads, as plain data: what is left out has its default."""
@@ -296,18 +333,17 @@ class RunConfig:
 
     @property
     def has_arm(self) -> bool:
-        """Whether one arm collects, perhaps with a person, and no batch of simulations."""
-        return self.station is not None or self.real_time or self.human.input != "none"
+        """Whether an arm collects, perhaps with a person."""
+        return any(source.is_arm for source in self.acting.values())
 
     @property
     def books_arm(self) -> bool:
         """Whether the arm is leased for real episodes alone, and rests while a run imagines."""
         return self.has_arm and isinstance(self.method, ImaginedSettings)
 
-    @property
-    def acts_alone(self) -> bool:
-        """Whether each source acts in another process."""
-        return self.station is not None or self.real_time or self.transport != "inline"
+    def acts_alone(self, name: str) -> bool:
+        """Returns whether one of `acting` acts in another process."""
+        return self.acting[name].keeps_time or self.transport != "inline"
 
     def _check_plan(self) -> None:
         """Refuses stages that do not fit the other settings."""
@@ -359,7 +395,6 @@ class RunConfig:
     def _check_sources(self) -> None:
         """Refuses wrong sources, and settings that contradict them or are for one robot alone."""
         alone = "one robot alone, for now: leave it out with sources"
-        require(not self.has_arm, "sources", list(self.sources), "none with an arm or a person, for now")
         require(self.env.kind == "sim", "env.kind", self.env.kind, "sim with sources, for now")
         takes = isinstance(self.method, OffPolicySettings | DaggerSettings)
         require(takes, "method", self.method.kind, _WITH_REPLAY)
@@ -369,11 +404,19 @@ class RunConfig:
             raise ConfigError("stages: got 'finetune' with sources, allowed: 'clone', for now")
         require(not self.replay.reuse, "replay.reuse", list(self.replay.reuse), alone)
         check_sources(self.sources, self.env.task)
+        check_person(self.sources, self.human.input)
+        imagines = any(source.world for source in self.sources.values())
+        is_labelled = isinstance(self.method, DaggerSettings)
+        require(
+            not (imagines and is_labelled), "method", "dagger", "a method with a replay, for a world model"
+        )
         example = f"sources.{next(iter(self.sources))}"
         usual = {item.name: item.default for item in fields(self.method)}["env_steps"]
         for key, got, free, own in (
             ("env.robot", self.env.robot, None, "robot"),
             ("num_envs", self.num_envs, 16, "num_envs"),
+            ("station", self.station, None, "station"),
+            ("real_time", self.real_time, False, "real_time"),
             ("method.env_steps", self.method.env_steps, usual, "env_steps"),
         ):
             allowed = f"{free}, as if left out: with sources each has its own, {example}.{own}"
@@ -417,7 +460,7 @@ class RunConfig:
         require(fits, "policy.picture", list(read), f"env.image_size, {list(size)}, the size of the pictures")
         given, allowed = self.bc.encoder, f"none with policy.kind={FINETUNED[0]}, which draws its own"
         require(given is None or self.policy.chosen not in FINETUNED, "bc.encoder", given, allowed)
-        tasks = {source.task or self.env.task for source in self.acting.values()}
+        tasks = {scene.task for scene in self.scenes.values()}
         has_words = self.policy.chosen in FINETUNED and self.env.instruction == OWN_WORDS
         allowed = (
             f"{OWN_WORDS}, and policy.kind={FINETUNED[0]}, with sources of several tasks: only the "

@@ -62,7 +62,7 @@ def first_seed(run_seed: int) -> int:
 def load_demonstrations(
     folder: Path, config: RunConfig, *, mirrored: bool = True, as_executed: bool = False
 ) -> Episodes:
-    """Reads the demonstrations of all sources; their mirror images stand behind them if the run wants them.
+    """Reads the demonstrations of all scenes; their mirror images stand behind them if the run wants them.
 
     Args:
         folder: of the demonstrations.
@@ -73,7 +73,7 @@ def load_demonstrations(
     Raises:
         ConfigError: there are no mirror images of this task, or of pictures.
     """
-    parts = [load_episodes(folder / name, read=config.demos.read) for name in config.acting]
+    parts = [load_episodes(folder / name, read=config.demos.read) for name in config.scenes]
     if as_executed:
         parts = [executed(part, config.demos, config.seed) for part in parts]
     episodes = together(parts)

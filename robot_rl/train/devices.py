@@ -21,13 +21,16 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     station's arm has one; a run that books it for some episodes leases it then.
     """
     cpu = cpu_spec()
-    simulators = {spec.name: (spec, 1) for spec in map(device_spec, (config.env, config.env.evaluated()))}
+    acting = [config.env_of(name) for name in config.acting]
+    envs = [*acting, *(env.evaluated() for env in acting)]
+    simulators = {spec.name: (spec, 1) for spec in map(device_spec, envs)}
     found = [(cpu, min(config.torch_threads, cpu.slots)), *simulators.values()]
-    if config.station is not None and not config.books_arm:
+    stations = [source.station for source in config.acting.values() if source.station is not None]
+    for station in () if config.books_arm else stations:
         from robot_rl.real.claim import device_of  # only where a station is used
         from robot_rl.real.station import load_station
 
-        found.append((device_of(load_station(config.station)), 1))
+        found.append((device_of(load_station(station)), 1))
     return found
 
 

@@ -10,6 +10,7 @@ a student of it, each have an algorithm, a batch recipe and a pace.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,9 +21,12 @@ from torch import Tensor
 
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.data.transitions import Segment
+from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import Source
 from robot_rl.rollout.weights import Publisher, load_weights
 from robot_rl.train.schedule import Always, Counters, Every, Ratio
+
+logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -128,10 +132,22 @@ class Pacer:
     """Control steps that each source may collect; without any, sources collect until the run is finished."""
     hooks: Sequence[Hook] = ()
     """In the order they run; the checkpoint comes last, so that it holds what the others changed."""
+    lost: dict[int, ActorError] = field(default_factory=lambda: dict[int, ActorError]())
+    """Sources that cannot go on, and why; the others do."""
 
     def is_spent(self, source: int, counters: Counters) -> bool:
         """Returns whether a source has spent its budget."""
         return bool(self.budgets) and counters.of_source(source) >= self.budgets[source]
+
+    def require_source(self, number: int, counters: Counters) -> None:
+        """Passes unless all of the run's sources that have not spent their budgets are lost.
+
+        Raises:
+            ActorError: of the first.
+        """
+        left = [source for source in range(number) if not self.is_spent(source, counters)]
+        if self.lost and all(source in self.lost for source in left):
+            raise next(iter(self.lost.values()))
 
     def run_due(self, counters: Counters) -> None:
         for hook in self.hooks:
@@ -171,6 +187,15 @@ class Run:
         """The publisher of the weights that act."""
         assert self.leader.publisher is not None, "a run with sources publishes the leader's weights"
         return self.leader.publisher
+
+    def collected(self, actor: int, source: Source) -> Segment | None:
+        """Returns what a source has collected; a source that cannot go on is left out from now on."""
+        try:
+            return source.collect(self.publisher)
+        except ActorError as error:
+            self.pacer.lost[actor] = error
+            logger.warning("%s The run goes on without it, if it has other sources.", error)
+            return None
 
     def keep(self, segment: Segment) -> None:
         """Keeps and counts what a source collected."""
@@ -216,11 +241,12 @@ def train(run: Run) -> None:
     """Collects, learns and does what is due until the budgets are spent."""
     counters = run.counters
     while not run.pacer.finished(counters):
+        run.pacer.require_source(len(run.sources), counters)
         for actor, source in enumerate(run.sources):
-            if run.pacer.is_spent(actor, counters):
+            if run.pacer.is_spent(actor, counters) or actor in run.pacer.lost:
                 continue
             with run.stage("collect"):
-                segment = source.collect(run.publisher)
+                segment = run.collected(actor, source)
             if segment is not None:
                 segment.actor = actor
                 with run.stage("replay"):

@@ -27,12 +27,14 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.episode import Feature, observed
 from robot_rl.data.episodes import EpisodesMeta, episodes_meta
+from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.chunk import ChunkPolicy
 from robot_rl.policies.one_step import OneStepPolicy
 from robot_rl.policies.vla.lerobot import LeRobotPolicy
 from robot_rl.real.station import load_station
+from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.evaluate import EvalResult, evaluate_in, to_json
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import making
@@ -50,7 +52,7 @@ from robot_rl.train.base import (
 )
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
-from robot_rl.train.deploy.online import check_arm, make_arm
+from robot_rl.train.deploy.online import check_arms, make_arm
 from robot_rl.train.earlier import check_earlier, check_spaces
 from robot_rl.train.finetune.names import saved_folder
 from robot_rl.train.finetune.stage import check_finetuned, finetuning_phases
@@ -126,8 +128,8 @@ class Summary:
     rows: int
     """Of metrics.jsonl: one that was cut between two of them has fewer."""
     sources: dict[str, dict[str, Any]]
-    """Of several sources, by name: `task`, `robot`, `env_steps`, `base` and `final` as in the files of the
-    evaluations. What stands above is of all of them together. Empty with one source."""
+    """Of several sources, by name: `task`, `robot`, `env_steps`, and where these have several scenes `base`
+    and `final` as in the files of the evaluations. What stands above is of all together. Empty with one."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,7 +145,7 @@ def run(config: RunConfig) -> Summary:
     config = _absolute(config)
     _look_at_envs(config)  # before there is a folder
     if config.has_arm:
-        check_arm(config)
+        check_arms(config)
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
     with removed_if_refused(folder):
         replace_file(folder / "config.yaml", with_checksum_line(dump(config.used())))
@@ -153,8 +155,8 @@ def run(config: RunConfig) -> Summary:
 def _look_at_envs(config: RunConfig) -> None:
     """Refuses experience, a base, sources or cameras that do not fit the run's envs."""
     if config.env.kind == "sim" and config.env.cameras:
-        for name in config.acting:
-            check_sight(config.env_of(name))
+        for scene in config.scenes.values():
+            check_sight(scene)
     is_finetuned = "finetune" in config.plan
     if not (config.replay.reuse or config.bc.policy or config.sources or is_finetuned):
         return
@@ -162,7 +164,7 @@ def _look_at_envs(config: RunConfig) -> None:
     features: dict[str, Mapping[str, Feature]] = {}
     for name in config.acting:
         holder, wait_s = f"train {config.recipe}, a look", config.lease_wait_s
-        with opened(evaluator(config, name), holder=holder, wait_s=wait_s) as env:
+        with opened(_looked_at(config, name), holder=holder, wait_s=wait_s) as env:
             metas[name], features[name] = episodes_meta(env), observed(env)
             if config.replay.reuse:
                 check_earlier(config.replay, metas[name], features[name])
@@ -173,6 +175,13 @@ def _look_at_envs(config: RunConfig) -> None:
     # What a scene hides differs from task to task; cloning pads what it lacks.
     hidden = (PRIVILEGED,) if isinstance(config.method, DaggerSettings) else ()
     check_spaces(metas, features, but=hidden)
+
+
+def _looked_at(config: RunConfig, name: str) -> EnvDevice:
+    """Returns a world model as it is, and else simulations of what a source acts in."""
+    if config.acting[name].world is not None:
+        return simulation(config.env_of(name), 1)
+    return evaluator(config, config.scene_of(name))
 
 
 def resume(folder: Path | str) -> Summary:
@@ -261,15 +270,16 @@ def _distil(session: Session) -> None:
 
 @contextmanager
 def _acting_envs(method: Method, session: Session) -> Generator[Mapping[str, VectorEnv]]:
-    """Opens the envs that collect, by the name of the source; none where sources act in other processes."""
+    """Opens the envs that collect in this process, by the name of the source."""
     config, envs = session.config, dict[str, VectorEnv]()
     leases = [held.lease for held in session.leases]
     with ExitStack() as stack:
-        for name, source in config.acting.items() if method.opens and not config.acts_alone else ():
-            if waits := making(source.num_envs):
+        inline = [name for name in config.acting if method.opens and not config.acts_alone(name)]
+        for name in inline:
+            if waits := making(config.acting[name].batch):
                 session.display.message(waits)
-            if config.has_arm:
-                env = make_arm(config, session.folder, leases)
+            if config.acting[name].is_arm:
+                env = make_arm(config, session.folder, leases, name)
             else:
                 env = open_sim(config, session.folder, leases, name, method)
             envs[name] = stack.enter_context(closing(env))
@@ -277,22 +287,24 @@ def _acting_envs(method: Method, session: Session) -> Generator[Mapping[str, Vec
 
 
 @contextmanager
-def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[list[Recorder]]:
-    """Opens the recorders of the run's experience, one of each source, if it is recorded."""
+def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[Mapping[str, Recorder]]:
+    """Opens the recorders of the run's experience, by the name of the source; `envs`: of the scenes."""
     config, folder = session.config, session.folder / "experience"
     if session.loop_state(config.method.kind) is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
-    is_imagined = config.env.kind == "world"  # nobody may learn from that as if it had happened
-    keeps = config.replay.record and method_of(config).records and not is_imagined
-    device = None if config.station is None else load_station(config.station).name
+    keeps = config.replay.record and method_of(config).records
     with ExitStack() as stack:
-        recorders: list[Recorder] = []
-        for name, env in envs.items() if keeps else ():
+        recorders = dict[str, Recorder]()
+        for name, source in config.acting.items() if keeps else ():
+            if config.env_of(name).kind == "world":  # nobody may learn from that as if it had happened
+                continue
+            env = envs[config.scene_of(name)]
             joints = 0 if env.limits is None else env.limits.num_joints
-            how: dict[str, Any] = {"person": config.has_arm, "joints": joints, "device": device}
+            device = None if source.station is None else load_station(source.station).name
+            how: dict[str, Any] = {"person": source.is_arm, "joints": joints, "device": device}
             how["has_bank"] = bool(env.reset_classes)
             recorder = Recorder(folder / name, episodes_meta(env), observed(env), **how, is_exact=True)
-            recorders.append(stack.enter_context(recorder))
+            recorders[name] = stack.enter_context(recorder)
         yield recorders
 
 
@@ -322,7 +334,7 @@ def _final_evaluation(session: Session, which: str) -> None:
     """Evaluates a saved policy on the held-out seeds, as `robot-rl evaluate` does again."""
     session.results.setdefault("pictures", {})[which] = []
     session.results.setdefault("spent", {})[which] = session.timer.minutes(without="evaluate")
-    results = {name: _evaluated(session, which, name) for name in session.config.acting}
+    results = {scene: _evaluated(session, which, scene) for scene in session.config.scenes}
     pictures = session.results["pictures"]
     entries = [entry for phase in reversed(pictures.values()) for entry in phase]  # the newest first
     if entries:
@@ -332,19 +344,19 @@ def _final_evaluation(session: Session, which: str) -> None:
     session.write(which, eval_metrics(results))
 
 
-def _evaluated(session: Session, which: str, source: str) -> EvalResult:
-    """Evaluates a saved policy on one source's robot, and takes pictures of it."""
+def _evaluated(session: Session, which: str, scene: str) -> EvalResult:
+    """Evaluates a saved policy in one scene, and takes pictures of it."""
     config, total = session.config, session.config.evaluate.episodes
-    with closing(session.open(evaluator(config, source, draws=config.video.is_wanted))) as env:
+    with closing(session.open(evaluator(config, scene, draws=config.video.is_wanted))) as env:
         photographer = _photographer(session, env, eval_seeds(config.seed, total))
-        with session.phase(f"evaluate {which} {source}".strip(), total, unit="episodes") as progress:
+        with session.phase(f"evaluate {which} {scene}".strip(), total, unit="episodes") as progress:
             with session.timer.stage("evaluate"):
                 result = evaluate_folder(
                     session.folder, which, config, env, on_batch=progress.update, watch=photographer
                 )
             progress.update(total, **result.shown())
         if photographer is not None:
-            label = f"{which}-{source}" if source else which
+            label = f"{which}-{scene}" if scene else which
             session.results["pictures"][which] += photographer.save(session.folder, label)
             photographer.close()
     return result
@@ -445,7 +457,7 @@ def _conclude(session: Session) -> Summary:
                 "task": source.task or config.env.task,
                 "robot": source.robot,
                 "env_steps": session.counters.of_source(number),
-                **{which: found["sources"][name] for which, found in moments.items()},
+                **_of_scene(moments, config.scene_of(name)),
             }
             for number, (name, source) in enumerate(config.sources.items())
         },
@@ -454,6 +466,11 @@ def _conclude(session: Session) -> Summary:
     with session.timer.stage("report"):
         session.display.message(f"report: {write_report(session.folder)}")
     return summary
+
+
+def _of_scene(moments: Mapping[str, dict[str, Any]], scene: str) -> dict[str, Any]:
+    """Returns the evaluations of one of several scenes."""
+    return {which: found["sources"][scene] for which, found in moments.items()} if scene else {}
 
 
 _PACKAGES = ("mujoco", "torch", "gymnasium", "numpy")

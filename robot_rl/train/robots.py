@@ -1,4 +1,10 @@
-"""Several robots or tasks in one run: each is a source with its own envs, a budget and a share of batches.
+"""Several sources in one run, each with a budget and a share of batches: robots, tasks, arms, world models.
+
+    sources:
+      gantry:    {robot: gantry, num_envs: 16, env_steps: 12000}     simulations
+      bench:     {station: sim_arm, env_steps: 7200}                 the arm of a station, in real time
+      watched:   {real_time: true, human: true, env_steps: 7200}     a simulated arm that a person watches
+      imagined:  {world: worlds/reach, num_envs: 64, env_steps: 50000}
 
 One policy serves all of them, so they have to observe the same elements and to take the same actions. Without
 torch, MuJoCo and numpy, so that mistakes are refused at once.
@@ -19,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """A robot that does a task."""
+    """What collects: simulations of a robot that does a task, one arm, or a world model."""
 
     task: str | None = None
     """A name of `robot-rl doctor --list task`; that of `env` if None. The policy reads which one with
@@ -28,10 +34,33 @@ class SourceConfig:
     """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
     env_steps: int
     """Its budget: control steps over all its envs. It collects no more then, the others go on."""
-    num_envs: int = 16
-    """Its simulations that collect."""
+    num_envs: int | None = None
+    """Its simulations that collect, 16 if None; an arm is one."""
+    station: str | None = None
+    """A station by name or path, whose arm collects in the place of simulations."""
+    real_time: bool = False
+    """One simulated arm that acts at the task's rate and does not wait for the learner."""
+    human: bool = False
+    """Whether the person of `human.input` watches this arm."""
+    world: str | None = None
+    """Folder of a world model, in which episodes are imagined; their steps are not recorded."""
     share: float | None = None
     """Of the part of each batch that is no demonstration, what comes from it; equal shares if None."""
+
+    @property
+    def is_arm(self) -> bool:
+        """Whether it is one arm, perhaps with a person, and no batch of simulations."""
+        return self.station is not None or self.real_time or self.human
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether it acts in real time, in a process of its own."""
+        return self.station is not None or self.real_time
+
+    @property
+    def batch(self) -> int:
+        """How many envs it has."""
+        return 1 if self.is_arm else self.num_envs or 16
 
 
 def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
@@ -40,7 +69,8 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
     Raises:
         ConfigError: the message says which.
     """
-    pairs: dict[tuple[str, str | None], str] = {}
+    pairs = dict[tuple[str, str | None], str]()
+    once = dict[tuple[str, str], str]()
     for name, source in sources.items():
         at = f"sources.{name}"
         if not _NAME.fullmatch(name):
@@ -48,10 +78,17 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
         doing = source.task or task
         check_names(doing, source.robot, at=f"{at}.")
         require(source.env_steps >= 1, f"{at}.env_steps", source.env_steps, "1 or more")
-        require(source.num_envs >= 1, f"{at}.num_envs", source.num_envs, "1 or more")
-        check_num_envs(source.num_envs, at=f"{at}.num_envs")
-        other = pairs.setdefault((doing, source.robot), name)
-        if other != name:
+        _check_kind(source, at)
+        if source.num_envs is not None:
+            require(source.num_envs >= 1, f"{at}.num_envs", source.num_envs, "1 or more")
+            check_num_envs(source.num_envs, at=f"{at}.num_envs")
+        for key in ("station", "world"):
+            other = once.setdefault((key, getattr(source, key) or name), name)
+            require(
+                other == name, f"{at}.{key}", getattr(source, key), f"another one than sources.{other} has"
+            )
+        pair = doing, source.robot
+        if not (source.is_arm or source.world) and (other := pairs.setdefault(pair, name)) != name:
             raise ConfigError(
                 f"{at}.robot: got {source.robot!r}, which sources.{other} has, allowed: a robot once with a "
                 f"task. Raise sources.{other}.num_envs and env_steps instead."
@@ -65,6 +102,36 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
         raise ConfigError(
             f"sources: got the shares {given}, allowed: one for each of {', '.join(sources)}, above 0, "
             "summing to 1; or none at all, for equal ones."
+        )
+
+
+def _check_kind(source: SourceConfig, at: str) -> None:
+    """Refuses a source that is two things at once."""
+    if source.is_arm:
+        require(source.world is None, f"{at}.world", source.world, "none with an arm or a person")
+        require(source.num_envs in (None, 1), f"{at}.num_envs", source.num_envs, "1 with an arm or a person")
+    allowed = "false with a station, which keeps its own time"
+    require(source.station is None or not source.real_time, f"{at}.real_time", source.real_time, allowed)
+
+
+def check_person(sources: Mapping[str, SourceConfig], given: str) -> None:
+    """Refuses a person who watches no arm, or more than one with one keyboard; `given`: `human.input`."""
+    watched = [name for name, source in sources.items() if source.human]
+    if given == "none":
+        allowed = "false without a person: human.input=keyboard, gamepad, leader or scripted"
+        require(not watched, f"sources.{watched[0]}.human" if watched else "", True, allowed)
+    elif not watched:
+        example = next(iter(sources))
+        raise ConfigError(
+            f"human.input: got {given!r} with sources, allowed: none, unless one of them has "
+            f"a person, as sources.{example}.human=true"
+        )
+    elif given != "scripted":
+        require(
+            len(watched) == 1,
+            "human.input",
+            given,
+            f"scripted with {len(watched)} sources that have a person",
         )
 
 

@@ -307,12 +307,30 @@ def test_a_mixture_has_exact_counts() -> None:
 def test_parts_without_a_share_divide_the_rest_by_their_steps() -> None:
     demo, online, person = (ReplayBuffer(20, 1, SHAPES, 1) for _ in range(3))
     mixture = Mixture({"person": (person, 0.25), "demo": (demo, None), "online": (online, None)})
+    person.add(step(1, source="human"))
     for _ in range(3):
         demo.add(step(1))
     assert mixture.counts(16) == {"person": 4, "demo": 12, "online": 0}
     online.add(step(2))
     # Three quarters of 16 rows, of which 1 of 4 steps is online.
     assert mixture.counts(16) == {"person": 4, "demo": 9, "online": 3}
+
+
+def test_what_is_empty_leaves_its_share_to_the_others() -> None:
+    arm, bench, demo = (ReplayBuffer(20, 1, SHAPES, 1) for _ in range(3))
+    parts = {
+        "human": (OfSource(arm, "human"), 0.25),
+        "arm": (arm, 0.25),
+        "bench": (bench, 0.25),
+        "demo": (demo, 0.25),
+    }
+    mixture = Mixture({**parts})
+    bench.add(step(1))
+    demo.add(step(2, source="demo"))
+    assert mixture.counts(16) == {"human": 0, "arm": 0, "bench": 8, "demo": 8}
+    arm.add(step(3))  # nobody took over yet: all steps of the arm stand in
+    assert mixture.counts(16) == {"human": 4, "arm": 4, "bench": 4, "demo": 4}
+    mixture.sample(16, n_step=1, gamma_step=0.9, rng=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_what_acts_on_ray_when_it_is_asked_is_what_would_act_here(
     monkeypatch.setattr(RaySource, "collect", dying)
     again = run(tmp_path / "again", **RAY)
     assert again.control_steps == here.control_steps
-    assert lost[0].restarts == 1
+    assert lost[0].revival.count == 1
     with pytest.raises(DeviceError, match=r"ray.labels: none of 1 nodes has room=lab"):
         run(tmp_path / "label", **{**RAY, "ray": {"labels": {"room": "lab"}, "place_s": 5.0}})
 
@@ -64,7 +64,7 @@ def test_what_acts_on_ray_when_it_is_asked_is_what_would_act_here(
     [
         (["ray.cpus=2"], "ray: got .* left out without transport=ray"),
         (["transport=ray", "ray.cpus=0"], "ray.cpus: got 0"),
-        (["transport=ray", "ray.restarts=-1"], "ray.restarts: got -1"),
+        (["transport=ray", "restarts=-1"], "restarts: got -1"),
         (
             ["transport=ray", "num_envs=1", "real_time=true"],
             "transport: got 'ray', allowed: inline or process",

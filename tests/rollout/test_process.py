@@ -27,7 +27,8 @@ from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.vector import Array
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout import process
-from robot_rl.rollout.process import ActorError, ProcessSource, _act, _Failure, _Inbox, _Weights
+from robot_rl.rollout.process import ProcessSource, _act, _Failure, _Inbox, _Weights
+from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import InlineSource
 from robot_rl.rollout.weights import Publisher, Subscriber
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -315,9 +316,10 @@ def test_a_run_in_real_time_with_a_person_that_loses_its_arm_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (
-        "recipe=smoke num_envs=1 real_time=true human.input=scripted human.ratio=0.2 method.env_steps=120 "
-        "method.explore_steps=40 method.capacity=1000 method.utd=1 bc.updates=20 demos.episodes=10 "
-        "evaluate.every_env_steps=0 evaluate.episodes=10 evaluate.num_envs=10 video.episodes=0 "
+        "recipe=smoke num_envs=1 real_time=true restarts=0 human.input=scripted human.ratio=0.2 "
+        "method.env_steps=120 method.explore_steps=40 method.capacity=1000 method.utd=1 bc.updates=20 "
+        "demos.episodes=10 evaluate.every_env_steps=0 evaluate.episodes=10 evaluate.num_envs=10 "
+        "video.episodes=0 "
         "video.failures=0"
     )
     config = load(RunConfig, [*words.split(), f"out={tmp_path}"], config_name="train")

@@ -35,22 +35,22 @@ def env_at(station: StationConfig, run: RunConfig, source: str | None) -> EnvCon
     Raises:
         ConfigError: there is no source of that name, or none is named where several fit.
     """
-    if not run.sources:
+    scenes = run.scenes
+    if "" in scenes:
         allowed = "left out: the run has one robot and one task"
         require(source is None, "robot", source, allowed)
-        return run.env
-    names = list(run.sources)
+        return scenes[""]
     if source is None:
         there = load_robot(station.robot).name
-        names = [name for name in run.sources if _robot_of(run.env_of(name)) == there]
-        if len(names) == 1:
-            return run.env_of(names[0])
-    if source not in names:
+        fitting = [env for env in scenes.values() if _robot_of(env) == there]
+        if len(fitting) == 1:
+            return fitting[0]
+    if source not in scenes:
         raise ConfigError(
-            f"robot: got {source!r}, allowed: {' or '.join(run.sources)}, the sources of the run. Name the "
-            f"one that stands at station {station.name}, such as robot={next(iter(run.sources))}."
+            f"robot: got {source!r}, allowed: {' or '.join(scenes)}, the sources of the run. Name the "
+            f"one that stands at station {station.name}, such as robot={next(iter(scenes))}."
         )
-    return run.env_of(source)
+    return scenes[source]
 
 
 def _robot_of(config: EnvConfig) -> str:

@@ -1,4 +1,4 @@
-"""One arm that learns: its env, the person at it, and the judge of success."""
+"""The arms that a run learns on: their envs, the person at them, and the judge of success."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.seeding import train_seed
@@ -27,58 +29,64 @@ from robot_rl.train.deploy.reward import make_judge
 from robot_rl.train.human_config import HumanConfig
 
 
-def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike]) -> Intervening:
+def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike], name: str = "") -> Intervening:
     """Returns the arm that a run learns on, with its person: a station's, or a simulation without ROS.
 
     Args:
         config: of the run.
         folder: of the run.
         leases: of the run; the arm is opened under its own.
+        name: of the source that it is.
     """
-    station = None if config.station is None else load_station(config.station)
+    source = config.acting[name]
+    station = None if source.station is None else load_station(source.station)
+    human = config.human if source.human else replace(config.human, input="none")
     with ExitStack() as stack:
-        env = stack.enter_context(closing(open_under(leases, arm_of(config, folder))))
+        env = stack.enter_context(closing(open_under(leases, arm_of(config, folder, name))))
         is_real = station is not None and station.real
         return Intervening(
             env,
-            make_teleop(config.human, env, config.seed, station),
+            make_teleop(human, env, config.seed, station),
             make_judge(config.human.reward, config.human.classifier),
             reset=config.human.reset,
-            reward=config.env.reward,
+            reward=config.env_of(name).reward,
             label="real" if is_real else "sim",
             close=stack.pop_all().close,
         )
 
 
-def arm_of(config: RunConfig, folder: Path) -> EnvDevice:
-    """Returns the arm that a run collects on, without a person: a station's, or a simulation without ROS.
+def arm_of(config: RunConfig, folder: Path, name: str = "") -> EnvDevice:
+    """Returns the arm that a source of a run is, without a person: a station's, or a simulation without ROS.
 
     Raises:
         RobotRLError: the base of the run does not fit the station.
     """
-    if config.station is None:
-        return simulation(config.env, 1)
-    return _stationed(config, load_station(config.station), folder)
+    station = config.acting[name].station
+    if station is None:
+        return simulation(config.env_of(name), 1)
+    return _stationed(config, station, folder, name)
 
 
-def check_arm(config: RunConfig) -> None:
-    """Checks that the arm and the person's input are there, before the base is cloned.
+def check_arms(config: RunConfig) -> None:
+    """Checks that the arms and the person's input are there, before the base is cloned.
 
     Raises:
         RobotRLError: one is missing; the message has the remedy.
     """
-    station = None if config.station is None else load_station(config.station)
     make_judge(config.human.reward, config.human.classifier)
     if config.human.input == "keyboard":
         check_terminal()
-    elif config.human.input in ("gamepad", "leader"):
-        with opened(simulation(config.env, 1), holder="train, a look", wait_s=config.lease_wait_s) as env:
-            make_teleop(config.human, env, config.seed, station).close()
-    if station is not None:
-        _check_station(station, config)
+    for name, source in config.acting.items():
+        station = None if source.station is None else load_station(source.station)
+        if source.human and config.human.input in ("gamepad", "leader"):
+            how: dict[str, Any] = {"holder": "train, a look", "wait_s": config.lease_wait_s}
+            with opened(simulation(config.env_of(name), 1), **how) as env:
+                make_teleop(config.human, env, config.seed, station).close()
+        if station is not None:
+            _check_station(station, config, name)
 
 
-def _check_station(station: StationConfig, config: RunConfig) -> None:
+def _check_station(station: StationConfig, config: RunConfig, name: str) -> None:
     """Starts the station's processes and ends them."""
     from robot_rl.real.launch import StationProcesses
     from robot_rl.sched.leases import LeaseStore
@@ -88,7 +96,8 @@ def _check_station(station: StationConfig, config: RunConfig) -> None:
     store, spec = LeaseStore(), device_of(station)
     logs = Path(tempfile.mkdtemp(prefix="robot-rl-station-"))
     with store.hold(spec, holder=f"train {config.recipe}, a look", wait_s=config.lease_wait_s) as lease:
-        file = file_of(in_scene_of(config.env, station), str(config.station), logs)
+        scene = in_scene_of(config.env_of(name), station)
+        file = file_of(scene, str(config.acting[name].station), logs)
         try:
             with StationProcesses(file, logs, token=lease.token):
                 pass
@@ -97,17 +106,18 @@ def _check_station(station: StationConfig, config: RunConfig) -> None:
     shutil.rmtree(logs, ignore_errors=True)
 
 
-def _stationed(config: RunConfig, station: StationConfig, folder: Path) -> EnvDevice:
+def _stationed(config: RunConfig, file: str, folder: Path, name: str) -> EnvDevice:
     """Returns a station's arm, once the base is known to fit."""
     from robot_rl.train.deploy.config import DeployConfig  # ROS: only where a station is used
     from robot_rl.train.deploy.fit import check_fit, in_scene_of
     from robot_rl.train.deploy.run import station_device
 
     _, meta = load_policy(folder / "policy" / "base")
-    station = in_scene_of(config.env, station)
-    check_fit(meta, config.env, station)
-    deployed = DeployConfig(run=str(folder), station=str(config.station))
-    return station_device(station, deployed, config.env, folder, None)
+    env = config.env_of(name)
+    station = in_scene_of(env, load_station(file))
+    check_fit(meta, env, station)
+    deployed = DeployConfig(run=str(folder), station=file)
+    return station_device(station, deployed, env, folder / name, None)
 
 
 def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: StationConfig | None) -> Teleop:

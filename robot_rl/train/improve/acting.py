@@ -30,27 +30,39 @@ from robot_rl.train.improve.method import Method, Module, Start, method_of
 from robot_rl.train.session import Session
 from robot_rl.worlds.inventory import device_spec
 
+_WAIT_S = 0.05
+"""How long a turn of the loop waits for the arms of a run, of which none has to have anything."""
+
 
 def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
     """Returns the sources of a run: an acting copy of the policy in each of its envs.
 
     Args:
         session: the run's session.
-        start: its envs are those of this process; if there are none, each source acts in another process.
+        start: its envs are those of this process; the other sources act in others.
         policy: the learner's; each source acts with a copy.
     """
     config = session.config
-    if start.envs:
-        return [source_in(config, policy, env, name) for name, env in start.envs.items()]
-    if config.transport == "ray":
-        return [_on_ray(session, name) for name in config.acting]
-    leases = [held.lease for held in session.leases]
-    period_s = 1.0 / resolve("task", config.env.task).control.hz if config.real_time else 0.0
-    how: dict[str, Any] = {"ahead": None if config.has_arm else config.ahead, "period_s": period_s}
     return [
-        ProcessSource(partial(act_alone, config, session.folder, leases, name), **how)
+        source_in(config, policy, start.envs[name], name) if name in start.envs else _elsewhere(session, name)
         for name in config.acting
     ]
+
+
+def _elsewhere(session: Session, name: str) -> Source:
+    """Returns a source in another process, or on a Ray cluster."""
+    config, source = session.config, session.config.acting[name]
+    if config.transport == "ray" and not source.is_arm:
+        return _on_ray(session, name)
+    hz = resolve("task", config.env_of(name).task).control.hz
+    return ProcessSource(
+        partial(act_alone, config, session.folder, [held.lease for held in session.leases], name),
+        ahead=None if source.is_arm else config.ahead,
+        wait_s=_WAIT_S / len(config.acting),
+        period_s=1.0 / hz if source.real_time else 0.0,
+        restarts=config.restarts,
+        silence_s=config.silence_s,
+    )
 
 
 def source_in(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> Source:
@@ -77,7 +89,7 @@ def step_by_step(
     acting = copy.deepcopy(policy).to("cpu").eval()
     executor = ChunkExecutor(
         acting,
-        config.acting[name].num_envs,
+        config.acting[name].batch,
         n_exec=config.n_exec,
         mode="explore" if advise is None else "ode",
         seed=seed("explore"),
@@ -90,8 +102,8 @@ def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name
     torch.set_num_threads(1)
     base, _ = load_policy(folder / "policy" / "base")
     method = method_of(config)
-    how = (config, folder, leases)
-    env = make_arm(*how) if config.has_arm else open_sim(*how, name, method)
+    how = (config, folder, leases, name)
+    env = make_arm(*how) if config.acting[name].is_arm else open_sim(*how, method)
     return source_in(config, method.make_policy(config, base), env, name)
 
 
@@ -107,6 +119,7 @@ def _on_ray(session: Session, name: str) -> Source:
         holder=f"train {config.recipe}, on Ray",
         ahead=config.ahead,
         wait_s=config.lease_wait_s,
+        restarts=config.restarts,
     )
 
 
@@ -132,4 +145,4 @@ def open_sim(
     if env.kind == "sim":
         env = replace(env, dump_diverged=env.dump_diverged or str(folder / "diverged"))
     how: dict[str, Any] = {"autoreset": method.autoreset, "tensors": method.takes_tensors}
-    return open_under(leases, simulation(env, config.acting[name].num_envs, **how))
+    return open_under(leases, simulation(env, config.acting[name].batch, **how))

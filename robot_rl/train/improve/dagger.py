@@ -153,7 +153,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     labelled = LabelledSteps(
         start.episodes,
         session.folder / "labels",
-        capacity=sum(source.env_steps + source.num_envs for source in config.acting.values()),
+        capacity=sum(source.env_steps + source.batch for source in config.acting.values()),
         horizon=policy.horizon,
         batch=cfg.batch,
         seed=train_seed(config.seed, "dagger batches"),

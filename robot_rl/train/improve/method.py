@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from robot_rl.core.errors import ConfigError
@@ -38,11 +38,11 @@ class Start:
     base: SavedPolicy
     """The policy to improve, on the device of the run."""
     envs: Mapping[str, VectorEnv]
-    """What collects, by the name of the source; none where sources act in other processes."""
+    """What collects in this process, by the name of the source."""
     eval_envs: Mapping[str, VectorEnv]
-    """Simulations of the quick evaluations, by the name of the source; autoreset DISABLED."""
-    recorders: Sequence[Recorder] = ()
-    """Recorders of the experience, one of each source; none if it is not recorded."""
+    """Simulations of the quick evaluations, by the name of the scene; autoreset DISABLED."""
+    recorders: Mapping[str, Recorder] = field(default_factory=lambda: dict[str, Recorder]())
+    """Recorders of the experience, by the name of the source; none of one that is not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)

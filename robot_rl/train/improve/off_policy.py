@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -150,9 +149,16 @@ def _replay(
     phase, seed = settings_of(config, OffPolicySettings), config.seed
     episodes, base = start.episodes, start.base
     shapes, action_dim = shapes_of(episodes, keep), episodes.action.shape[1]
-    kept: dict[str, Any] = {"latent_dim": latent_dim, "keep": keep, "imagined": config.env.kind == "world"}
+    kept: dict[str, Any] = {"latent_dim": latent_dim, "keep": keep}
     buffers = {
-        name: ReplayBuffer(phase.capacity, source.num_envs, shapes, action_dim, **kept)
+        name: ReplayBuffer(
+            phase.capacity,
+            source.batch,
+            shapes,
+            action_dim,
+            imagined=config.env_of(name).kind == "world",
+            **kept,
+        )
         for name, source in config.acting.items()
     }
     how: dict[str, Any] = {"n_exec": config.n_exec, "device": config.device}
@@ -166,8 +172,10 @@ def _replay(
         sources = open_earlier(config.replay, episodes.meta, features)
         earlier = pool_of(sources, features, base, **how, seed=train_seed(seed, "relabel earlier"))
         parts["earlier"] = (earlier, config.replay.reuse_ratio)
-    if config.human.input != "none" and config.human.ratio > 0:
-        parts["human"] = (OfSource(buffers[""], "human"), config.human.ratio)
+    watched = [name for name, source in config.acting.items() if source.human]
+    for name in watched if config.human.ratio > 0 else ():
+        share = config.human.ratio / len(watched)
+        parts[f"human {name}".strip()] = (OfSource(buffers[name], "human"), share)
     new = 1.0 - sum(share or 0.0 for _, share in parts.values())
     for name, share in shares(config.acting).items():
         parts[f"online {name}".strip()] = (
@@ -176,8 +184,8 @@ def _replay(
         )
     stale = StaleSteps(phase.max_staleness, phase.stale, learner)
     replays = [
-        SourceReplay(buffer, recorder=recorder, stale=stale)
-        for buffer, recorder in zip_longest(buffers.values(), start.recorders)
+        SourceReplay(buffer, recorder=start.recorders.get(name), stale=stale)
+        for name, buffer in buffers.items()
     ]
     experience = ReplayExperience(
         replays[0] if len(replays) == 1 else OneForEach(replays),

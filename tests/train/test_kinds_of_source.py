@@ -1,0 +1,240 @@
+"""Arms, simulations and world models in one run: what is refused, billed and kept, and who goes on."""
+
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from robot_rl.cli.main import main
+from robot_rl.cli.train import _outcome as last_line
+from robot_rl.cli.train import _plan as first_line
+from robot_rl.config import build, dump, load, read
+from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.core.files import write_json
+from robot_rl.data.store.reader import open_source
+from robot_rl.real.claim import device_of
+from robot_rl.real.station import load_station
+from robot_rl.rollout.process import ProcessSource
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.telemetry.runs import load_run
+from robot_rl.train import phases
+from robot_rl.train.config import RunConfig
+from robot_rl.train.devices import devices_of_training
+from tests.runs import SMALL, folder_of, patient_station
+from tests.train.test_imagined import TRUSTING
+
+KINDS: dict[str, Any] = {
+    "simulations": {"num_envs": 2, "env_steps": 40},
+    "watched": {"real_time": True, "human": True, "env_steps": 20},
+    "arm": {"real_time": True, "env_steps": 20},
+}
+
+
+def run_of(sources: dict[str, Any] = KINDS, **changes: Any) -> RunConfig:
+    words = {key: value for key, value in SMALL.items() if key != "num_envs"}
+    learning = {key: value for key, value in SMALL["method"].items() if key != "env_steps"}
+    human = {"human": {"input": "scripted"}} if any(one.get("human") for one in sources.values()) else {}
+    return build(RunConfig, {**words, "method": learning, "sources": sources, **human, **changes})
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"real_time": True, "num_envs": 3}, "sources.one.num_envs: got 3, allowed: 1 with an arm"),
+        ({"real_time": True, "world": "w"}, "sources.one.world: got 'w', allowed: none with an arm"),
+        ({"station": "sim_arm", "real_time": True}, "sources.one.real_time: got True, allowed: false with a"),
+        ({"station": "sim_arm"}, "sources.two.station: got 'sim_arm', allowed: another one than sources.one"),
+        ({"world": "w"}, "sources.two.world: got 'w', allowed: another one than sources.one has"),
+        ({"human": True}, "sources.one.human: got True, allowed: false without a person: human.input="),
+    ],
+)
+def test_sources_that_are_two_things_or_one_thing_twice(source: dict[str, Any], message: str) -> None:
+    sources = {name: {**source, "env_steps": 5} for name in ("one", "two")}
+    with pytest.raises(ConfigError) as caught:
+        build(RunConfig, {"sources": sources})
+    assert str(caught.value).startswith(message)
+
+
+def test_one_keyboard_is_for_one_arm() -> None:
+    sources = {name: {"human": True, "real_time": True, "env_steps": 5} for name in ("one", "two")}
+    with pytest.raises(ConfigError, match=r"human\.input: got 'keyboard', allowed: scripted with 2 sources"):
+        build(RunConfig, {"sources": sources, "human": {"input": "keyboard"}})
+    build(RunConfig, {"sources": sources, "human": {"input": "scripted"}})
+
+
+def test_dagger_asks_no_expert_within_a_model() -> None:
+    sources = {"one": {"world": "w", "env_steps": 5}}
+    with pytest.raises(ConfigError, match="method: got 'dagger', allowed: a method with a replay"):
+        build(RunConfig, {"sources": sources, "method": {"kind": "dagger"}, "n_exec": 1})
+
+
+def test_sources_of_one_task_are_judged_once(tmp_path: Path) -> None:
+    config = run_of({**KINDS, "imagined": {"world": "w", "num_envs": 4, "env_steps": 20}})
+    assert config.scenes == {"": config.env}
+    assert {name: config.scene_of(name) for name in config.acting} == dict.fromkeys(config.acting, "")
+    assert config.env_of("imagined").kind == "world"
+    assert [config.acts_alone(name) for name in config.acting] == [False, True, True, False]
+    said = first_line(config)
+    assert "on 2 envs of simulations and an arm of watched and an arm of arm and 4 envs of imagined" in said
+    (tmp_path / "config.yaml").write_text(dump(config.used()))
+    assert read(RunConfig, tmp_path / "config.yaml") == config
+
+
+def test_robots_and_arms_have_a_scene_for_each_robot() -> None:
+    sources = {"panda": {"robot": "panda", "env_steps": 9}, "gantry": {"robot": "gantry", "env_steps": 9}}
+    config = run_of({**sources, "watched": {"robot": "gantry", "real_time": True, "env_steps": 9}})
+    assert list(config.scenes) == ["panda", "gantry"]
+    assert config.scene_of("watched") == "gantry"
+
+
+def test_a_run_leases_every_station_and_model_of_its_sources(tmp_path: Path, small_world: Path) -> None:
+    station = patient_station(tmp_path)
+    arm = {"station": str(station), "env_steps": 5}
+    config = run_of({"arm": arm, "imagined": {"world": str(small_world), "env_steps": 5}})
+    kinds = Counter(spec.kind for spec, _ in devices_of_training(config))
+    assert kinds == {"cpu": 1, "sim": 1, "world": 1, "robot": 1}
+
+
+def test_the_recipe_has_one_source_of_each_kind() -> None:
+    config = load(RunConfig, ["recipe=fleet"], config_name="train")
+    kinds = [(one.station, one.real_time, one.human, one.world) for one in config.acting.values()]
+    assert kinds == [
+        (None, False, False, None),
+        ("sim_in_process", False, False, None),
+        (None, True, True, None),
+        (None, False, False, "worlds/reach"),
+    ]
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a model of a few short episodes of reach, which is believed whatever it says."""
+    out = tmp_path_factory.mktemp("world")
+    trust = [f"trust.{name}={value}" for name, value in TRUSTING.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROBOT_RL_STATE", str(out / "state"))
+        patch.setattr("robot_rl.worlds.fit.MIN_WINDOWS", 20)
+        patch.setattr("robot_rl.worlds.calibration.MIN_WINDOWS", 20)
+        data = ["task=reach", "episodes=40", "bias_m=0.02", f"out={out / 'demos'}"]
+        assert main(["collect", *data]) == 0
+        fit = "model.members=2 model.width=16 model.depth=1 model.stride=2 fit.updates=20 fit.batch=16"
+        words = [
+            "fit.ahead=2",
+            "fit.select_every=10",
+            *trust,
+            f"data={out / 'demos'}",
+            f"out={out / 'reach'}",
+        ]
+        assert main(["worlds", "fit", *fit.split(), *words]) == 0
+    return out / "reach"
+
+
+def rows_by(folder: Path, source: str) -> int:
+    """Returns the control steps in the record of one of a run's sources."""
+    record = open_source(folder / "experience" / source)
+    return sum(len(record.read(number)) for number in range(len(record)))
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_simulations_and_a_model_learn_in_one_run(small_world: Path, tmp_path: Path) -> None:
+    sources = {"imagined": {"world": str(small_world), "num_envs": 3, "env_steps": 30}}
+    sources["simulations"] = {"num_envs": 2, "env_steps": 20}
+    summary = phases.run(run_of(sources, out=str(tmp_path)))
+    folder = folder_of(tmp_path)
+    made = {kind: summary.control_steps[kind] for kind in ("sim", "world")}
+    assert made == {"sim": 20, "world": 30}
+    assert sorted(path.name for path in (folder / "experience").iterdir()) == ["simulations"]
+    assert rows_by(folder, "simulations") == 20
+    # One scene: one evaluation, for all sources, and one set of demonstrations.
+    assert all(set(one) == {"task", "robot", "env_steps"} for one in summary.sources.values())
+    assert (folder / "demos" / "meta").is_dir()
+    assert load_run(folder).sources == []
+    assert "imagined" not in last_line(summary)
+    row = next(
+        row for row in reversed(read_metrics(folder / "metrics.jsonl")) if "collect.imagined/env_steps" in row
+    )
+    assert row["collect.simulations/env_steps"] == 20
+
+
+def test_a_model_of_another_task_and_one_that_is_not_believed_are_refused(
+    small_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    sources: dict[str, Any] = {"imagined": {"world": str(small_world), "env_steps": 30}}
+    other = run_of(
+        {**sources, "one": {"env_steps": 5}}, env={"task": "push_cube"}, out=str(tmp_path / "runs")
+    )
+    with pytest.raises(ConfigError, match="one policy cannot serve imagined and one"):
+        phases.run(other)
+    head = json.loads((small_world / "world.json").read_text())
+    del head["checksum"]
+    head["report"]["reasons"] = ["it dreams"]
+    copied = tmp_path / "copied"
+    shutil.copytree(small_world, copied)
+    write_json(copied / "world.json", head, is_checked=True)
+    with pytest.raises(DeviceError, match="not believed: it dreams"):
+        phases.run(run_of({"imagined": {"world": str(copied), "env_steps": 30}}, out=str(tmp_path / "runs")))
+    assert not list((tmp_path / "runs").glob("*")), "nothing was begun"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("whole_runs")
+def test_an_arm_that_dies_is_begun_again_while_simulations_and_a_person_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect, dead = ProcessSource.collect, list[int]()
+
+    def dies_once(source: ProcessSource, published: Any) -> Any:
+        segment = collect(source, published)
+        if segment is not None and not segment.begins and not dead:
+            dead.append(cast(int, source.pid))
+            os.kill(dead[0], signal.SIGKILL)
+        return segment
+
+    monkeypatch.setattr(ProcessSource, "collect", dies_once)
+    summary = phases.run(run_of(out=str(tmp_path)))
+    folder = folder_of(tmp_path)
+    assert dead
+    assert {name: one["env_steps"] for name, one in summary.sources.items()} == {
+        name: one["env_steps"] for name, one in KINDS.items()
+    }
+    assert [rows_by(folder, name) for name in KINDS] == [40, 20, 20], "no step is lost, none is there twice"
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.usefixtures("whole_runs")
+def test_a_station_is_one_source_of_a_run_and_its_lease_is_the_runs(tmp_path: Path) -> None:
+    station = patient_station(tmp_path)
+    sources = {
+        "arm": {"station": str(station), "env_steps": 20},
+        "simulations": {"num_envs": 2, "env_steps": 40},
+    }
+    config = run_of(sources, out=str(tmp_path / "runs"), env={"task": "reach", "num_threads": 1})
+    held = set[str]()
+    collect = ProcessSource.collect
+
+    def seen(source: ProcessSource, published: Any) -> Any:
+        held.update(lease.device for lease in LeaseStore().active())
+        return collect(source, published)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessSource, "collect", seen)
+        summary = phases.run(config)
+    folder = folder_of(tmp_path / "runs")
+    assert device_of(load_station(str(station))).name in held
+    assert summary.sources["arm"]["env_steps"] == 20
+    assert rows_by(folder, "arm") == 20
+    assert (folder / "arm" / "station" / "supervisor.json").is_file(), "each station has its own logs"
