@@ -65,7 +65,7 @@ Settings (config.yaml of the run folder has all of them, as --cfg job prints the
   env.instruction=task  env.common_actions
   sources.<name>.task  sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps
   sources.<name>.share  sources.<name>.station  sources.<name>.real_time  sources.<name>.human
-  sources.<name>.world
+  sources.<name>.world  sources.<name>.needs.labels.<name>
   demos.episodes  demos.bias_m  demos.noise_m  demos.disturb  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy=flow|diffusion|token|gaussian|small_vla  with policy.horizon  policy.width  policy.depth
@@ -76,7 +76,8 @@ Settings (config.yaml of the run folder has all of them, as --cfg job prints the
   method=ppo        method.exploration.process  method.decisions  method.distil.updates
   method=direct     method.algorithm.actor.kind  method.algorithm.critic.width
   transport=process|ray  ahead  ray.address  ray.cpus  ray.labels.<name>  restarts  silence_s
-  station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
+  station  needs.real  needs.labels.<name>  priority  preempt_s  real_time
+  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and others as demos.read)
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
   checkpoint.every_s  video.episodes  video.failures

@@ -2,13 +2,11 @@
 
     learner process                        actor process (spawned)
     collect() <----- steps, tally ------ [thread] <- any source <- env, policy, person
-    collect() -----> weights, version, checksum ----> Inbox -> the next act
+    collect() -----> SharedWeights -----------------> Inbox -> the next act
               -----> turns, where it may not run ahead
 
 An arm never waits for the learner: a thread sends the steps. Simulators may be a few turns of
-the loop ahead and wait then. Weights lie in shared memory, where the newest replace those before. A
-checksum shows whether a copy is whole. If not, the actor goes on with what it has and looks again at the
-next act.
+the loop ahead and wait then. Weights lie in shared memory, see `robot_rl.rollout.shared`.
 
 An actor that died, fell silent, or whose device failed is begun again; episodes that it was in are cut. A
 device that has stopped for safety is not: a person has to look at it.
@@ -23,30 +21,22 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import queue
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.shared_memory import SharedMemory
 from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
 from robot_rl.core.errors import DeviceError, SafetyStopError
 from robot_rl.data.transitions import Segment
 from robot_rl.rollout.revival import ActorError, LostActorError, Revival
+from robot_rl.rollout.shared import Address, Inbox, opened
 from robot_rl.rollout.sources import EpisodeLog, Source, Tally
-from robot_rl.rollout.weights import Published, Snapshot, WeightsError, checksum
+from robot_rl.rollout.weights import Published
 
 Build = Callable[[], Source]
 """Makes the source inside of the actor; it is pickled, so a function of a module, or a `partial` of one."""
-
-_HEAD = struct.Struct("<qIq")
-"""Version, checksum, bytes of the weights."""
 
 _MOST_WAITING = 6000
 """Turns that may wait to be sent: five minutes of an arm at 20 Hz."""
@@ -149,7 +139,7 @@ class ProcessSource:
             if self.revival.wait_s:
                 return None
             self._actor = _Actor(self._build, self._period_s, self._ahead, published)
-        self._actor.publish(published)
+        self._actor.publish()
         if self._ahead is None:
             turn = self._actor.receive(self._wait_s)
         else:  # the one that follows may act while the learner learns from this one
@@ -191,12 +181,12 @@ class _Actor:
     """The learner's end: a process, the pipe it sends steps through, the memory it reads weights from."""
 
     def __init__(self, build: Build, period_s: float, ahead: int | None, published: Published) -> None:
-        self._weights = _Weights(published)
+        self._weights = opened(published)
         context = multiprocessing.get_context("spawn")
         self._steps, theirs = context.Pipe(duplex=False)
         self._stop = context.Event()
         self._turns = None if ahead is None else context.Semaphore(ahead)
-        arguments = (build, period_s, self._turns, theirs, self._weights.name, self._stop)
+        arguments = (build, period_s, self._turns, theirs, self._weights.address, self._stop)
         # Not a daemon: those are killed at exit, and an arm has to be brought to rest.
         self._process = context.Process(target=_act, args=arguments, name="robot-rl actor")
         try:
@@ -219,8 +209,8 @@ class _Actor:
     def has_steps(self) -> bool:
         return self._steps.poll()
 
-    def publish(self, published: Published) -> None:
-        self._weights.publish(published)
+    def publish(self) -> None:
+        self._weights.publish()
 
     def allow(self) -> None:
         """Lets the actor take one more turn."""
@@ -263,66 +253,6 @@ class _Actor:
         self._weights.close()
 
 
-class _Weights:
-    """The learner's end of the weights, in memory that both processes see."""
-
-    def __init__(self, published: Published) -> None:
-        newest = published.newest
-        if newest is None:
-            raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
-        self._size = len(save(dict(newest.weights)))  # shapes never change, so neither does the size
-        self._memory = SharedMemory(create=True, size=_HEAD.size + self._size)
-        self._sent: Snapshot | None = None
-        self.publish(published)
-
-    @property
-    def name(self) -> str:
-        return self._memory.name
-
-    def publish(self, published: Published) -> None:
-        """Writes the newest weights and their checksum."""
-        newest = published.newest
-        if newest is None or newest is self._sent:
-            return
-        view = _view(self._memory)
-        view[_HEAD.size : _HEAD.size + self._size] = save(dict(newest.weights))
-        _HEAD.pack_into(view, 0, newest.version, newest.checksum, self._size)
-        self._sent = newest
-
-    def close(self) -> None:
-        self._memory.close()
-        self._memory.unlink()
-
-
-def _view(memory: SharedMemory) -> memoryview:
-    assert memory.buf is not None, "open until it is closed here"
-    return memory.buf
-
-
-class _Inbox:
-    """The actor's end of the weights: `Published` there."""
-
-    def __init__(self, name: str) -> None:
-        self._memory = SharedMemory(name=name)
-        self._newest: Snapshot | None = None
-
-    @property
-    def newest(self) -> Snapshot | None:
-        """The newest weights that arrived whole: those before, while new ones are being written."""
-        view = _view(self._memory)
-        version, crc, size = _HEAD.unpack_from(view, 0)
-        known = self._newest
-        if known is None or (version, crc) != (known.version, known.checksum):
-            with contextlib.suppress(SafetensorError):
-                weights: dict[str, Tensor] = load(bytes(view[_HEAD.size : _HEAD.size + size]))
-                if checksum(weights) == crc:
-                    self._newest = Snapshot(version, crc, weights)
-        return self._newest
-
-    def close(self) -> None:
-        self._memory.close()
-
-
 class _Outbox:
     """Sends steps from a thread, so that the arm never waits for the learner."""
 
@@ -363,9 +293,9 @@ class _Outbox:
         self._pipe.close()
 
 
-def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: str, stop: Any) -> None:
+def _act(build: Build, period_s: float, turns: Any, pipe: Connection, weights: Address, stop: Any) -> None:
     """Runs the actor: acts until the learner stops it or is gone, as often as `turns` allows."""
-    outbox, inbox = _Outbox(pipe), _Inbox(memory)
+    outbox, inbox = _Outbox(pipe), Inbox(weights, in_thread=turns is None)
     source: Source | None = None
     failure: _Failure | None = None
     try:

@@ -33,6 +33,8 @@ class Snapshot:
     checksum: int
     """CRC-32, see `checksum`."""
     weights: Mapping[str, Tensor]
+    is_own: bool = False
+    """Whether they were compared with the checksum here, and nobody else has these tensors."""
 
 
 class Published(Protocol):
@@ -103,9 +105,9 @@ class Subscriber:
         if newest is None:
             raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
         if newest.version != self.version:
-            if checksum(newest.weights) != newest.checksum:
+            if not newest.is_own and checksum(newest.weights) != newest.checksum:
                 raise WeightsError(f"weights: version {newest.version} and its checksum differ.")
-            load_weights(self._policy, newest.weights)
+            load_weights(self._policy, newest.weights, take=newest.is_own)
             self.version = newest.version
         return self.version
 
@@ -126,7 +128,13 @@ def checksum(weights: Mapping[str, Tensor]) -> int:
     return crc
 
 
-def load_weights(policy: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Loads the learner's part of the weights in place; the frozen rest stays."""
-    unknown = policy.load_state_dict(weights, strict=False).unexpected_keys
+def load_weights(policy: torch.nn.Module, weights: Mapping[str, Tensor], *, take: bool = False) -> None:
+    """Loads the learner's part of the weights; the frozen rest stays.
+
+    Args:
+        policy: gets them.
+        weights: by name.
+        take: whether the policy may have these tensors for its own, and need not copy them.
+    """
+    unknown = policy.load_state_dict(weights, strict=False, assign=take).unexpected_keys
     assert not unknown, f"the learner published weights that the policy lacks: {unknown}"

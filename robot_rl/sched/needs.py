@@ -11,11 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from robot_rl.core.errors import DeviceError
+from robot_rl.core.errors import DeviceError, require
 from robot_rl.sched.lease import Lease
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which a need does not need
+
+
+ANY = "any"
+"""Station that stands for every arm of this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsConfig:
+    """What an arm must have, where any will do that the policy fits."""
+
+    real: bool | None = None
+    """Whether it moves matter; null: either."""
+    labels: dict[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Words of its station file, with these values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +63,16 @@ class Need:
             yield f"it is on {spec.node}, not {self.node}"
         if not self.caps <= spec.caps:
             yield f"it cannot {', '.join(sorted(self.caps - spec.caps))}"
+
+
+def check_needs(station: str | None, needs: NeedsConfig, at: str = "") -> None:
+    """Refuses needs where one station is named."""
+    require(station == ANY or needs == NeedsConfig(), f"{at}needs", needs, f"nothing without station={ANY}")
+
+
+def need_of(config: NeedsConfig) -> Need:
+    """Returns the need of an arm."""
+    return Need(kind="robot", real=config.real, labels=config.labels)
 
 
 def choose(need: Need, specs: Sequence[DeviceSpec], leases: Sequence[Lease] = ()) -> list[DeviceSpec]:

@@ -13,6 +13,7 @@ from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig, PolicyConfig
 from robot_rl.real.station import load_station
 from robot_rl.rollout.ray_config import RayConfig
+from robot_rl.sched.needs import ANY, NeedsConfig, check_needs
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.sim.variation import check_variation
 from robot_rl.train.finetune.names import is_ours, kind_of
@@ -147,6 +148,13 @@ class RunConfig:
     usual list if empty: `robot_rl.train.stages`. `stages=demos,clone,evaluate` clones alone."""
     station: str | None = None
     """A station by name or path, whose arm collects; simulations without ROS if None."""
+    needs: NeedsConfig = field(default_factory=NeedsConfig)
+    """With station=any: what the arm must have; robot, task and cameras are those of the run anyway."""
+    priority: int = 0
+    """Of those who wait for an arm, the larger goes first. A run gives its arms up for a larger one, at rest,
+    and goes on when they are free again."""
+    preempt_s: float | None = None
+    """Who has an arm with a smaller priority gets so many seconds to park it; null: it may finish."""
     real_time: bool = False
     """One arm acts in another process, at the task's rate, and does not wait for the learner."""
     transport: Literal["inline", "process", "ray"] = "inline"
@@ -203,6 +211,9 @@ class RunConfig:
         self._check_shares()
         self._check_latent()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
+        check_needs(self.station, self.needs)
+        within = self.preempt_s
+        require(within is None or within >= 1, "preempt_s", within, "1 or more, or null")
         require(self.restarts >= 0, "restarts", self.restarts, "0 or more")
         require(self.silence_s > 0, "silence_s", self.silence_s, "above 0")
         on_ray = self.transport == "ray"
@@ -282,6 +293,7 @@ class RunConfig:
             env_steps=self.method.env_steps,
             num_envs=self.num_envs,
             station=self.station,
+            needs=self.needs,
             real_time=self.real_time,
             human=self.human.input != "none",
         )
@@ -416,6 +428,7 @@ class RunConfig:
             ("env.robot", self.env.robot, None, "robot"),
             ("num_envs", self.num_envs, 16, "num_envs"),
             ("station", self.station, None, "station"),
+            ("needs", self.needs, NeedsConfig(), "needs"),
             ("real_time", self.real_time, False, "real_time"),
             ("method.env_steps", self.method.env_steps, usual, "env_steps"),
         ):
@@ -535,6 +548,7 @@ class RunConfig:
         """Refuses a person, and judges other than the station, where an arm is booked for real episodes."""
         kind, human = self.method.kind, self.human
         require(self.station is not None, "real_time", self.real_time, f"with station=, for method={kind}")
+        require(self.station != ANY, "station", self.station, f"one by name with method={kind}, for now")
         require(human.input == "none", "human.input", human.input, f"none with method={kind}")
         require(human.reward == "task", "human.reward", human.reward, f"task with method={kind}")
         allowed = (

@@ -17,21 +17,14 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     """Returns which devices a run of `robot-rl train` leases, and how many slots of each.
 
     The learner takes a slot of the CPU per thread, so as many runs fit on a machine as it has cores; the
-    next one is refused, with the names of their holders. The simulator has more slots, for evaluations. A
-    station's arm has one; a run that books it for some episodes leases it then.
+    next one is refused, with the names of their holders. The simulator has more slots, for evaluations. The
+    arms of stations are leased when their episodes are collected, by `BookedSource`.
     """
     cpu = cpu_spec()
     acting = [config.env_of(name) for name in config.acting]
     envs = [*acting, *(env.evaluated() for env in acting)]
     simulators = {spec.name: (spec, 1) for spec in map(device_spec, envs)}
-    found = [(cpu, min(config.torch_threads, cpu.slots)), *simulators.values()]
-    stations = [source.station for source in config.acting.values() if source.station is not None]
-    for station in () if config.books_arm else stations:
-        from robot_rl.real.claim import device_of  # only where a station is used
-        from robot_rl.real.station import load_station
-
-        found.append((device_of(load_station(station)), 1))
-    return found
+    return [(cpu, min(config.torch_threads, cpu.slots)), *simulators.values()]
 
 
 def devices_of_finetuning(config: FinetuneConfig) -> list[tuple[DeviceSpec, int]]:

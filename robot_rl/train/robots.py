@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.sched.needs import ANY, NeedsConfig, check_needs
 from robot_rl.sim.config import check_names, check_num_envs
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -38,6 +39,8 @@ class SourceConfig:
     """Its simulations that collect, 16 if None; an arm is one."""
     station: str | None = None
     """A station by name or path, whose arm collects in the place of simulations."""
+    needs: NeedsConfig = field(default_factory=NeedsConfig)
+    """With station=any: what the arm must have."""
     real_time: bool = False
     """One simulated arm that acts at the task's rate and does not wait for the learner."""
     human: bool = False
@@ -83,6 +86,8 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
             require(source.num_envs >= 1, f"{at}.num_envs", source.num_envs, "1 or more")
             check_num_envs(source.num_envs, at=f"{at}.num_envs")
         for key in ("station", "world"):
+            if getattr(source, key) == ANY:
+                continue
             other = once.setdefault((key, getattr(source, key) or name), name)
             require(
                 other == name, f"{at}.{key}", getattr(source, key), f"another one than sources.{other} has"
@@ -110,6 +115,7 @@ def _check_kind(source: SourceConfig, at: str) -> None:
     if source.is_arm:
         require(source.world is None, f"{at}.world", source.world, "none with an arm or a person")
         require(source.num_envs in (None, 1), f"{at}.num_envs", source.num_envs, "1 with an arm or a person")
+    check_needs(source.station, source.needs, f"{at}.")
     allowed = "false with a station, which keeps its own time"
     require(source.station is None or not source.real_time, f"{at}.real_time", source.real_time, allowed)
 

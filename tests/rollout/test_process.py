@@ -1,4 +1,4 @@
-"""Acting in another process: what travels, what a torn copy does, who hears of a death.
+"""Acting in another process: what travels, who waits for whom, who hears of a death.
 
 Most of it runs the actor in a thread; spawning, which loads torch anew, is `slow`.
 """
@@ -26,11 +26,11 @@ from robot_rl.data.store.reader import open_source
 from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.vector import Array
 from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.rollout import process
-from robot_rl.rollout.process import ProcessSource, _act, _Failure, _Inbox, _Weights
+from robot_rl.rollout.process import ProcessSource, _act, _Failure
 from robot_rl.rollout.revival import ActorError
+from robot_rl.rollout.shared import SharedWeights
 from robot_rl.rollout.sources import InlineSource
-from robot_rl.rollout.weights import Publisher, Subscriber
+from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train import phases, session
@@ -107,35 +107,12 @@ def offered(version: int = 0) -> Publisher:
     return publisher
 
 
-def test_weights_arrive_whole_or_not_at_all() -> None:
-    sender, policy = offered(3), VersionPolicy()
-    shared, subscriber = _Weights(sender), Subscriber(policy)
-    inbox = _Inbox(shared.name)
-    assert subscriber.refresh(inbox) == 3
-    # The learner is half-way through writing version 4: the header says 4, the last byte is still old.
-    sender.offer(4, lambda: weights(4.0))
-    shared.publish(sender)
-    view = process._view(inbox._memory)
-    size = process._HEAD.unpack_from(view)[2]
-    last = process._HEAD.size + size - 1
-    whole = view[last]
-    view[last] ^= 0xFF
-    assert subscriber.refresh(inbox) == 3
-    assert policy.version.item() == 3.0
-    view[last] = whole
-    view = None
-    assert subscriber.refresh(inbox) == 4
-    assert policy.version.item() == 4.0
-    inbox.close()
-    shared.close()
-
-
 @contextmanager
 def actor(make: Any, handle: Publisher, turns: Any = None) -> Any:
     """Runs the actor's function in a thread; yields the learner's end of the pipe and the weights."""
     ours, theirs = Pipe(duplex=False)
-    shared, stop = _Weights(handle), threading.Event()
-    thread = threading.Thread(target=_act, args=(make, 0.0, turns, theirs, shared.name, stop))
+    shared, stop = SharedWeights(handle), threading.Event()
+    thread = threading.Thread(target=_act, args=(make, 0.0, turns, theirs, shared.address, stop))
     thread.start()
     yield ours, shared
     stop.set()
@@ -154,7 +131,7 @@ def test_steps_come_in_order_and_new_weights_act_in_time() -> None:
     with actor(build, handle) as (pipe, shared):
         first = [pipe.recv().segment for _ in range(12)]
         handle.offer(7, lambda: weights(7.0))
-        shared.publish(handle)
+        shared.publish()
         deadline = time.monotonic() + 20.0
         while (steps := pipe.recv().segment).policy_version != 7:
             assert time.monotonic() < deadline
@@ -176,9 +153,7 @@ def test_a_failure_is_the_last_that_is_heard() -> None:
 def test_clamps_and_resets_of_another_process_are_counted() -> None:
     handle, source = offered(0), ProcessSource(build_limited)
     with actor(build_limited, handle) as (pipe, _):
-        source._actor = cast(
-            Any, SimpleNamespace(publish=lambda handle: None, receive=lambda wait_s: pipe.recv())
-        )
+        source._actor = cast(Any, SimpleNamespace(publish=lambda: None, receive=lambda wait_s: pipe.recv()))
         for _ in range(16):
             source.collect(handle)
     # Of 16 steps, 3, 6, 9, 12 and 15 were limited; 5, 10 and 15 diverged.
@@ -191,8 +166,8 @@ def test_clamps_and_resets_of_another_process_are_counted() -> None:
 def test_an_actor_whose_learner_is_gone_leaves() -> None:
     handle = offered(0)
     ours, theirs = Pipe(duplex=False)
-    shared = _Weights(handle)
-    arguments = (build, 0.0, None, theirs, shared.name, threading.Event())
+    shared = SharedWeights(handle)
+    arguments = (build, 0.0, None, theirs, shared.address, threading.Event())
     thread = threading.Thread(target=_act, args=arguments)
     thread.start()
     ours.recv()
@@ -287,7 +262,7 @@ def test_an_actor_that_may_not_run_ahead_waits_to_be_asked() -> None:
     with actor(build, publisher, turns) as (pipe, shared):
         assert [pipe.recv().segment.policy_version for _ in range(2)] == [0, 0]
         publisher.offer(5, lambda: weights(5.0))
-        shared.publish(publisher)
+        shared.publish()
         assert not pipe.poll(0.3), "two turns were allowed"
         turns.release(2)
         # Its next action was decided at the end of the second turn, with the weights of then.

@@ -18,7 +18,7 @@ from robot_rl.rollout.revival import ActorError, LostActorError, Revival
 from robot_rl.rollout.sources import InlineSource
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.loop import Learner, Pacer, Run, train
-from robot_rl.train.schedule import Ratio
+from robot_rl.train.schedule import Counters, Ratio
 from tests.rollout.test_process import build, build_falling, collect_until, offered
 from tests.train.test_loop import step
 
@@ -140,7 +140,10 @@ def run_of(*sources: Listed, budget: int) -> Run:
     kept = SimpleNamespace(add=lambda segment: None)
     learner = Learner(cast(Any, None), cast(Any, None), Ratio(0.0), offered(0))
     budgets = [budget] * len(sources)
-    finished = lambda at: all(at.of_source(i) >= budget for i in range(len(sources)))  # noqa: E731
+
+    def finished(at: Counters) -> bool:
+        return all(at.of_source(i) >= budget for i in range(len(sources)))
+
     pacer = Pacer(finished=finished, budgets=budgets)
     return Run([learner], pacer, lambda _: nullcontext(), cast(Any, sources), cast(Any, kept))
 

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +21,7 @@ from robot_rl.core.files import write_json
 from robot_rl.data.store.reader import open_source
 from robot_rl.real.claim import device_of
 from robot_rl.real.station import load_station
+from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.telemetry.metrics import read_metrics
@@ -96,12 +99,42 @@ def test_robots_and_arms_have_a_scene_for_each_robot() -> None:
     assert config.scene_of("watched") == "gantry"
 
 
-def test_a_run_leases_every_station_and_model_of_its_sources(tmp_path: Path, small_world: Path) -> None:
-    station = patient_station(tmp_path)
-    arm = {"station": str(station), "env_steps": 5}
+def test_a_run_leases_its_models_for_its_whole_life_and_arms_when_they_collect(
+    tmp_path: Path, small_world: Path
+) -> None:
+    arm = {"station": str(patient_station(tmp_path)), "env_steps": 5}
     config = run_of({"arm": arm, "imagined": {"world": str(small_world), "env_steps": 5}})
     kinds = Counter(spec.kind for spec, _ in devices_of_training(config))
-    assert kinds == {"cpu": 1, "sim": 1, "world": 1, "robot": 1}
+    assert kinds == {"cpu": 1, "sim": 1, "world": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["station=sim_arm", "needs.real=true"], r"needs: got .*, allowed: nothing without station=any"),
+        (
+            ["sources.arm.env_steps=5", "sources.arm.needs.real=true"],
+            r"sources\.arm\.needs: got .*, allowed: ",
+        ),
+        (["preempt_s=0.5"], r"preempt_s: got 0\.5, allowed: 1 or more, or null"),
+        (["restarts=-1"], "restarts: got -1, allowed: 0 or more"),
+        (["silence_s=0"], r"silence_s: got 0\.0, allowed: above 0"),
+    ],
+)
+def test_needs_and_priorities_that_cannot_be(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(RunConfig, words, config_name="train")
+
+
+def test_a_run_without_an_arm_that_has_what_it_needs_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    assert main(["devices", f"add={patient_station(tmp_path)}"]) == 0
+    arm = {"station": "any", "needs": {"labels": {"cell": "west"}}, "env_steps": 5}
+    with pytest.raises(DeviceError, match=r"Nearest is .*, held by nobody: it has no cell"):
+        phases.run(run_of({"arm": arm}, out=str(tmp_path / "runs")))
+    assert not list((tmp_path / "runs").glob("*")), "nothing was begun"
 
 
 def test_the_recipe_has_one_source_of_each_kind() -> None:
@@ -216,25 +249,39 @@ def test_an_arm_that_dies_is_begun_again_while_simulations_and_a_person_go_on(
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.usefixtures("whole_runs")
-def test_a_station_is_one_source_of_a_run_and_its_lease_is_the_runs(tmp_path: Path) -> None:
-    station = patient_station(tmp_path)
-    sources = {
-        "arm": {"station": str(station), "env_steps": 20},
-        "simulations": {"num_envs": 2, "env_steps": 40},
-    }
-    config = run_of(sources, out=str(tmp_path / "runs"), env={"task": "reach", "num_threads": 1})
-    held = set[str]()
-    collect = ProcessSource.collect
+def test_an_arm_that_has_what_is_needed_is_lent_to_a_larger_priority_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = patient_station(tmp_path)
+    assert main(["devices", f"add={file}"]) == 0
+    arm = {"station": "any", "needs": {"labels": {"driver": "sim"}}, "env_steps": 60}
+    config = run_of({"arm": arm, "simulations": {"num_envs": 2, "env_steps": 40}}, out=str(tmp_path / "runs"))
+    spec, collect = device_of(load_station(str(file))), BookedSource.collect
+    holders, began, handed_over = set[str](), threading.Event(), list[float]()
 
-    def seen(source: ProcessSource, published: Any) -> Any:
-        held.update(lease.device for lease in LeaseStore().active())
-        return collect(source, published)
+    def seen(source: BookedSource, published: Any) -> Any:
+        segment = collect(source, published)
+        holders.update(lease.holder for lease in LeaseStore().active(spec.name))
+        if segment is not None:
+            began.set()
+        return segment
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProcessSource, "collect", seen)
-        summary = phases.run(config)
+    def rival() -> None:
+        began.wait(120.0)
+        asked_s = time.monotonic()
+        with LeaseStore().hold(spec, holder="rival", priority=1, wait_s=30.0, preempt_s=20.0):
+            handed_over.append(time.monotonic() - asked_s)
+            time.sleep(1.0)
+
+    monkeypatch.setattr(BookedSource, "collect", seen)
+    thread = threading.Thread(target=rival)
+    thread.start()
+    summary = phases.run(config)
+    thread.join()
     folder = folder_of(tmp_path / "runs")
-    assert device_of(load_station(str(station))).name in held
-    assert summary.sources["arm"]["env_steps"] == 20
-    assert rows_by(folder, "arm") == 20
+    assert handed_over
+    assert handed_over[0] < 20.0, "the run gave the arm up before the deadline"
+    assert holders == {"train small seed 0 arm", "rival"}
+    assert summary.sources["arm"]["env_steps"] == 60
+    assert rows_by(folder, "arm") == 60
     assert (folder / "arm" / "station" / "supervisor.json").is_file(), "each station has its own logs"

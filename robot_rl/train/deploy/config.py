@@ -7,19 +7,7 @@ from typing import Literal
 
 from robot_rl.core.errors import require
 from robot_rl.real.remote import RemoteKeys
-
-ANY = "any"
-"""Station that stands for every arm of this machine."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeedsConfig:
-    """What an arm must have, where any will do that the policy fits."""
-
-    real: bool | None = None
-    """Whether it moves matter; null: either."""
-    labels: dict[str, str] = field(default_factory=lambda: dict[str, str]())
-    """Words of its station file, with these values."""
+from robot_rl.sched.needs import NeedsConfig, check_needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +66,7 @@ class DeployConfig:
         require(
             self.export is None or self.policy is None, "export", self.export, "null with policy=tls://..."
         )
-        asks = self.needs != NeedsConfig()
-        require(self.station == ANY or not asks, "needs", self.needs, f"nothing without station={ANY}")
+        check_needs(self.station, self.needs)
         require(self.delay_ms >= 0, "delay_ms", self.delay_ms, "0 or more")
         require(self.n_exec is None or self.n_exec >= 1, "n_exec", self.n_exec, "1 or more, or null")
         m = self.ensemble

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.seeding import train_seed
@@ -17,16 +17,22 @@ from robot_rl.hal.leased import EnvDevice, open_under
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.real.claim import device_of
+from robot_rl.real.inventory import stations
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.teleop.intent import NoTeleop, Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.rollout.envs import simulation
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.sched.needs import ANY, NeedsConfig, choose, need_of
 from robot_rl.sched.opened import opened
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.person import ScriptedPerson
 from robot_rl.train.deploy.reward import make_judge
 from robot_rl.train.human_config import HumanConfig
+
+if TYPE_CHECKING:
+    from robot_rl.train.deploy.place import Place
 
 
 def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike], name: str = "") -> Intervening:
@@ -67,6 +73,30 @@ def arm_of(config: RunConfig, folder: Path, name: str = "") -> EnvDevice:
     return _stationed(config, station, folder, name)
 
 
+def places_of(config: RunConfig, folder: Path, name: str) -> list[Place]:
+    """Returns the stations whose arm can be a source of a run, once it has a base.
+
+    Raises:
+        RobotRLError: the base does not fit, or no arm has what is needed; the message says what is missing.
+    """
+    from robot_rl.train.deploy.config import DeployConfig  # ROS: only where a station is used
+    from robot_rl.train.deploy.place import places
+
+    source = config.acting[name]
+    _, meta = load_policy(folder / "policy" / "base")
+    robot = config.scene_of(name) or None
+    wanted = DeployConfig(run=str(folder), station=str(source.station), needs=source.needs, robot=robot)
+    return places(wanted, config, meta)
+
+
+def at_station(config: RunConfig, name: str, file: str) -> RunConfig:
+    """Returns the config with the station of a source."""
+    if not name:
+        return replace(config, station=file, needs=NeedsConfig())
+    source = replace(config.sources[name], station=file, needs=NeedsConfig())
+    return replace(config, sources={**config.sources, name: source})
+
+
 def check_arms(config: RunConfig) -> None:
     """Checks that the arms and the person's input are there, before the base is cloned.
 
@@ -77,19 +107,22 @@ def check_arms(config: RunConfig) -> None:
     if config.human.input == "keyboard":
         check_terminal()
     for name, source in config.acting.items():
-        station = None if source.station is None else load_station(source.station)
+        is_named = source.station not in (None, ANY)
+        station = load_station(str(source.station)) if is_named else None
         if source.human and config.human.input in ("gamepad", "leader"):
             how: dict[str, Any] = {"holder": "train, a look", "wait_s": config.lease_wait_s}
             with opened(simulation(config.env_of(name), 1), **how) as env:
                 make_teleop(config.human, env, config.seed, station).close()
         if station is not None:
             _check_station(station, config, name)
+        elif source.station == ANY:
+            known = [device_of(each) for _, each in stations()]
+            choose(need_of(source.needs), known, LeaseStore().active())
 
 
 def _check_station(station: StationConfig, config: RunConfig, name: str) -> None:
     """Starts the station's processes and ends them."""
     from robot_rl.real.launch import StationProcesses
-    from robot_rl.sched.leases import LeaseStore
     from robot_rl.train.deploy.fit import in_scene_of
     from robot_rl.train.deploy.run import file_of
 
@@ -108,7 +141,7 @@ def _check_station(station: StationConfig, config: RunConfig, name: str) -> None
 
 def _stationed(config: RunConfig, file: str, folder: Path, name: str) -> EnvDevice:
     """Returns a station's arm, once the base is known to fit."""
-    from robot_rl.train.deploy.config import DeployConfig  # ROS: only where a station is used
+    from robot_rl.train.deploy.config import DeployConfig
     from robot_rl.train.deploy.fit import check_fit, in_scene_of
     from robot_rl.train.deploy.run import station_device
 

@@ -11,10 +11,10 @@ from robot_rl.real.claim import device_of
 from robot_rl.real.inventory import stations
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.sched.leases import LeaseStore
-from robot_rl.sched.needs import Need, choose
+from robot_rl.sched.needs import ANY, NeedsConfig, choose, need_of
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import RunConfig
-from robot_rl.train.deploy.config import ANY, DeployConfig, NeedsConfig
+from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.fit import check_fit, env_at, in_scene_of
 
 
@@ -49,8 +49,9 @@ def places(config: DeployConfig, run: RunConfig, meta: PolicyMeta) -> list[Place
     known = {device_of(station).name: (file, station) for file, station in stations()}
     if not known:
         raise DeviceError("station: no arm is known. `robot-rl devices add=<station>` enters one.")
-    need = Need(kind="robot", real=config.needs.real, labels=config.needs.labels)
-    able = choose(need, [device_of(station) for _, station in known.values()], LeaseStore().active())
+    able = choose(
+        need_of(config.needs), [device_of(station) for _, station in known.values()], LeaseStore().active()
+    )
     found, reasons = list[Place](), list[str]()
     for file, station in (known[spec.name] for spec in able):
         try:

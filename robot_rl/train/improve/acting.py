@@ -20,12 +20,14 @@ from robot_rl.hal.leased import LeasedEnv, open_under
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.on_ray import RaySource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
+from robot_rl.sched.leases import HeldLease
 from robot_rl.train.config import RunConfig
-from robot_rl.train.deploy.online import make_arm
+from robot_rl.train.deploy.online import at_station, make_arm, places_of
 from robot_rl.train.improve.method import Method, Module, Start, method_of
 from robot_rl.train.session import Session
 from robot_rl.worlds.inventory import device_spec
@@ -54,9 +56,31 @@ def _elsewhere(session: Session, name: str) -> Source:
     config, source = session.config, session.config.acting[name]
     if config.transport == "ray" and not source.is_arm:
         return _on_ray(session, name)
+    if source.station is None:
+        return _in_process(session, config, name)
+    places = places_of(config, session.folder, name)
+
+    def begin(held: HeldLease) -> Source:
+        (place,) = (one for one in places if one.device.name == held.device)
+        return _in_process(session, at_station(config, name, place.config.station), name, held.lease)
+
+    return BookedSource(
+        [place.device for place in places],
+        begin,
+        holder=f"train {config.recipe} seed {config.seed} {name}".strip(),
+        priority=config.priority,
+        preempt_s=config.preempt_s,
+        wait_s=_WAIT_S / len(config.acting),
+        say=session.display.message,
+    )
+
+
+def _in_process(session: Session, config: RunConfig, name: str, *leases: LeaseLike) -> ProcessSource:
+    """Returns a source in another process, under the run's leases and those given."""
+    source = config.acting[name]
     hz = resolve("task", config.env_of(name).task).control.hz
     return ProcessSource(
-        partial(act_alone, config, session.folder, [held.lease for held in session.leases], name),
+        partial(act_alone, config, session.folder, [*(it.lease for it in session.leases), *leases], name),
         ahead=None if source.is_arm else config.ahead,
         wait_s=_WAIT_S / len(config.acting),
         period_s=1.0 / hz if source.real_time else 0.0,
