@@ -50,9 +50,10 @@ class Log:
         """Lines, files and moments that could not be written."""
         return self._writer.lost
 
-    def begin(self, now_ns: int) -> None:
-        """Writes the begin of the run on both clocks: all other lines have the monotonic one."""
-        self.event(now_ns, "begin", station=self._station, wall_clock=datetime.now(UTC).isoformat())
+    def begin(self, now_ns: int, token: int) -> None:
+        """Writes the begin of the run, on both clocks: other lines have the monotonic one."""
+        wall_clock = datetime.now(UTC).isoformat()
+        self.event(now_ns, "begin", station=self._station, token=token, wall_clock=wall_clock)
 
     def event(self, now_ns: int, event: str, **facts: object) -> None:
         """Appends a line."""

@@ -93,7 +93,7 @@ class Supervisor:
         self._homing: Operation = "home"
         self._last_plan, self._number = -1, 0
         self._covered_ns = 0  # end of the newest plan
-        log.begin(self._now_ns())
+        log.begin(self._now_ns(), token)
 
     def cycle(self) -> None:
         """Does one period: receives, watches, moves, reports."""

@@ -41,6 +41,7 @@ BENCHES: dict[str, str] = {
     "trivial": "success without learning: random actions, no motion, the scripted experts",
     "taco": "success of the best of N chunks by a pseudo-count (TACO), compared with the policy alone",
     "ogbench": "success of chunked critics on OGBench's cube tasks, offline and online, h = 5 and h = 1",
+    "arm_time": "how much of its time an arm moves while a policy learns, waiting for the learner or not",
     "weights": "time until new weights act in other processes, and what control notices of it there",
     "control": "jitter and latency of control over ROS 2, at 100 and 500 Hz",
     "her": "time to 95 % success on push_cube with demonstrations, compared with SAC and hindsight replay",
