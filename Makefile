@@ -51,6 +51,7 @@ ifeq ($(QUICK),)
 	$(FAULTS)/sealed_campaign.py --flips 400 --cuts 100
 	$(FAULTS)/storage_campaign.py
 	$(FAULTS)/lease_campaign.py
+	$(FAULTS)/preempt_campaign.py
 	$(FAULTS)/arm_campaign.py --repeats 10 --jobs 2
 else
 	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10
@@ -58,6 +59,7 @@ else
 	$(FAULTS)/sealed_campaign.py --flips 12 --cuts 6
 	$(FAULTS)/storage_campaign.py --quick
 	$(FAULTS)/lease_campaign.py --races 300
+	$(FAULTS)/preempt_campaign.py --races 200
 	$(FAULTS)/arm_campaign.py --quick --jobs 2
 endif
 

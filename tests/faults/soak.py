@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -356,7 +356,7 @@ def doubly_driven(soak: Soak, folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def disk(folder: Path) -> Iterator[None]:
+def disk(folder: Path) -> Generator[None]:
     """Gives the runs a small disk of their own, where this process may."""
     folder.mkdir()
     made = subprocess.run(

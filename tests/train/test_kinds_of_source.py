@@ -29,6 +29,7 @@ from robot_rl.telemetry.runs import load_run
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.devices import devices_of_training
+from robot_rl.train.improve.acting import act_alone
 from tests.runs import SMALL, folder_of, patient_station
 from tests.train.test_imagined import TRUSTING
 
@@ -244,6 +245,15 @@ def test_an_arm_that_dies_is_begun_again_while_simulations_and_a_person_go_on(
         name: one["env_steps"] for name, one in KINDS.items()
     }
     assert [rows_by(folder, name) for name in KINDS] == [40, 20, 20], "no step is lost, none is there twice"
+
+
+def test_a_station_that_was_edited_under_a_run_is_not_begun_again(tmp_path: Path) -> None:
+    file = patient_station(tmp_path)
+    config = run_of({"arm": {"station": str(file), "env_steps": 5}})
+    known = load_station(str(file))
+    file.write_text(file.read_text().replace("max_observation_age_s: 2.0", "max_observation_age_s: 5.0"))
+    with pytest.raises(ConfigError, match=r"patient\.yaml was edited since the run began to collect there"):
+        act_alone(config, tmp_path, [], "arm", known)
 
 
 @pytest.mark.slow

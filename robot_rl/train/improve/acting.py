@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.hal.device import LeaseLike
@@ -20,6 +21,7 @@ from robot_rl.hal.leased import LeasedEnv, open_under
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.on_ray import RaySource
@@ -59,10 +61,12 @@ def _elsewhere(session: Session, name: str) -> Source:
     if source.station is None:
         return _in_process(session, config, name)
     places = places_of(config, session.folder, name)
+    files = {place.device.name: place.config.station for place in places}
+    known = {device: load_station(file) for device, file in files.items()}
 
     def begin(held: HeldLease) -> Source:
-        (place,) = (one for one in places if one.device.name == held.device)
-        return _in_process(session, at_station(config, name, place.config.station), name, held.lease)
+        here = at_station(config, name, files[held.device])
+        return _in_process(session, here, name, held.lease, station=known[held.device])
 
     return BookedSource(
         [place.device for place in places],
@@ -75,12 +79,15 @@ def _elsewhere(session: Session, name: str) -> Source:
     )
 
 
-def _in_process(session: Session, config: RunConfig, name: str, *leases: LeaseLike) -> ProcessSource:
-    """Returns a source in another process, under the run's leases and those given."""
+def _in_process(
+    session: Session, config: RunConfig, name: str, *own: LeaseLike, station: StationConfig | None = None
+) -> ProcessSource:
+    """Returns a source in another process, under the run's leases and its own."""
     source = config.acting[name]
+    leases = [*(held.lease for held in session.leases), *own]
     hz = resolve("task", config.env_of(name).task).control.hz
     return ProcessSource(
-        partial(act_alone, config, session.folder, [*(it.lease for it in session.leases), *leases], name),
+        partial(act_alone, config, session.folder, leases, name, station),
         ahead=None if source.is_arm else config.ahead,
         wait_s=_WAIT_S / len(config.acting),
         period_s=1.0 / hz if source.real_time else 0.0,
@@ -121,9 +128,32 @@ def step_by_step(
     return InlineSource(env, acting, executor, seed=seed("collect") // 2, advise=advise)
 
 
-def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name: str) -> Source:
-    """Returns the source, under the run's leases; called in the actor's process."""
+def act_alone(
+    config: RunConfig,
+    folder: Path,
+    leases: Sequence[LeaseLike],
+    name: str,
+    station: StationConfig | None = None,
+) -> Source:
+    """Returns the source; called in the actor's process.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        leases: of the run, and of the source's arm.
+        name: of the source.
+        station: as it was when the run began to collect; None without one.
+
+    Raises:
+        ConfigError: the station's file was edited since.
+    """
     torch.set_num_threads(1)
+    file = config.acting[name].station
+    if station is not None and file is not None and load_station(file) != station:
+        raise ConfigError(
+            f"station: {file} was edited since the run began to collect there. Put it back, or end the run "
+            "and resume it, which takes the new one."
+        )
     base, _ = load_policy(folder / "policy" / "base")
     method = method_of(config)
     how = (config, folder, leases, name)

@@ -1,0 +1,176 @@
+"""Two jobs want one arm, again and again: one has it and gives way, or does not; the other is more urgent.
+
+    python tests/faults/preempt_campaign.py --races 10000 [--arms 8] [--seed 0] [--json]
+
+Each arm has a lease file and two processes. The holder commands the arm every few ms under its lease. The
+rival, of a larger priority, asks for it and gives the holder some tenths of a second. Three holders of four
+give way in time; one goes on until its lease is over. Every command goes through the arm's fence, a locked
+file, which knows nothing of leases but their tokens. A race is one asking. Wrong would be
+
+    a command of a holder that gave way, after the rival's first
+    a command of any holder that the arm obeyed after the rival's first
+    a rival that did not get the arm, or a holder that did not get it back
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import multiprocessing
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.core.errors import LeaseError
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched import leases
+from robot_rl.sched.leases import HeldLease, LeaseStore
+from robot_rl.sched.preemption import PreemptedError
+
+ARM = DeviceSpec(name="arm", kind="robot")
+WAIT_S = 60.0
+_COMMANDS_S = 0.003
+_FORK = multiprocessing.get_context("fork")
+WRONG = ("late commands", "obeyed after the rival", "lost jobs")
+
+
+class Arm:
+    """Obeys the newest token alone, and counts what older ones wanted of it."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._path = path
+
+    @contextmanager
+    def _newest(self) -> Generator[list[int]]:
+        with self._path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            known = [int(file.read() or 0)]
+            yield known
+            file.seek(0)
+            file.write(str(known[0]))
+
+    def obeys(self, token: int) -> bool:
+        """Commands the arm; returns whether it obeyed."""
+        with self._newest() as known:
+            obeyed = token >= known[0]
+            known[0] = max(known[0], token)
+        return obeyed
+
+
+def holder(folder: Path, rounds: int, seed: int, say: Connection) -> None:
+    """Has the arm whenever the rival has not."""
+    store, arm, chance = LeaseStore(folder / "leases.db"), Arm(folder / "arm"), random.Random(seed)
+    found = Counter[str]()
+    while True:
+        gives_way = chance.random() < 0.75
+        with store.hold(ARM, holder="holder", wait_s=WAIT_S, preemptible=True) as held:
+            say.send(held.token)  # the rival may ask
+            refused = _commands(held, arm, gives_way)
+        found["late commands"] += refused and gives_way
+        found["refused by the fence"] += refused and not gives_way
+        found["gave way" if gives_way else "did not give way"] += 1
+        if (rounds := rounds - 1) <= 0:
+            break
+    say.send(found)
+
+
+def _commands(held: HeldLease, arm: Arm, gives_way: bool) -> bool:
+    """Commands until the lease is given up, or over; returns whether the arm refused a command."""
+    refused = False
+    try:
+        while True:
+            held.check()
+            if gives_way:
+                held.give_way()
+            refused |= not arm.obeys(held.token)
+            time.sleep(_COMMANDS_S)
+    except (PreemptedError, LeaseError):
+        return refused
+
+
+def race(folder: Path, rounds: int, seed: int, result: Connection) -> None:
+    """The rival of one arm; sends what it found."""
+    leases._LOOK_S, leases._POLL_S = 0.02, 0.01
+    leases.logger.disabled = True  # a lease that was taken is what is wanted here
+    folder.mkdir()
+    ours, theirs = _FORK.Pipe()
+    process = _FORK.Process(target=holder, args=(folder, rounds, seed, theirs))
+    process.start()
+    store, arm, chance = LeaseStore(folder / "leases.db"), Arm(folder / "arm"), random.Random(seed + 1)
+    found, handed_over_s = Counter[str](), list[float]()
+    for _ in range(rounds):
+        token = ours.recv()
+        time.sleep(chance.uniform(0.0, 0.02))
+        within_s, asked_s = chance.uniform(0.1, 0.3), time.monotonic()
+        try:
+            with store.hold(ARM, holder="rival", priority=1, wait_s=WAIT_S, preempt_s=within_s) as held:
+                handed_over_s.append(time.monotonic() - asked_s)
+                found["races"] += 1
+                if not arm.obeys(held.token):
+                    found["lost jobs"] += 1
+                time.sleep(0.005)
+                found["obeyed after the rival"] += arm.obeys(token)
+        except LeaseError as error:
+            print(error, file=sys.stderr)
+            found["lost jobs"] += 1
+    found.update(ours.recv())
+    process.join()
+    result.send((found, handed_over_s))
+
+
+def main(words: list[str] | None = None) -> int:
+    """Runs the campaign; returns 1 if anything went wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--races", type=int, default=10_000)
+    parser.add_argument("--arms", type=int, default=8, help="raced for at the same time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    given = parser.parse_args(words)
+    folder = Path(
+        tempfile.mkdtemp(prefix="robot-rl-preempt-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    )
+    total, handed_over_s, began_s = Counter[str](), list[float](), time.monotonic()
+    try:
+        results: list[Any] = []
+        for number in range(given.arms):
+            ours, theirs = _FORK.Pipe(duplex=False)
+            rounds = given.races // given.arms + (number < given.races % given.arms)
+            words_of = (folder / str(number), rounds, given.seed + 2 * number, theirs)
+            _FORK.Process(target=race, args=words_of).start()
+            theirs.close()
+            results.append(ours)
+        while results:
+            ready: list[Any] = wait(results)
+            for result in ready:
+                counts, times = result.recv()  # EOFError: a process broke down, and its error was printed
+                results.remove(result)
+                total.update(counts)
+                handed_over_s += times
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    middle, most = np.quantile(handed_over_s, [0.5, 1.0])
+    row: dict[str, Any] = {**total, "hand-over s, median": middle, "longest": most}
+    row |= {name: total[name] for name in WRONG} | {"seconds": time.monotonic() - began_s}
+    for name, value in row.items():
+        print(f"{name:<24}{value:,.3g}" if isinstance(value, float) else f"{name:<24}{value:,}")
+    if given.json:
+        print(json.dumps(row))
+    return int(any(total[name] for name in WRONG))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
