@@ -2,7 +2,8 @@
 
     waits -> begins -> collects ... a larger priority wants the device -> ends, parks, releases -> waits
 
-Waiting and parking are done in a thread: meanwhile this source has nothing, and the run's others go on.
+Waiting, watching and parking are done in a thread: meanwhile the run's other sources go on, and the device is
+given up in time whatever the learner does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from robot_rl.core.errors import LeaseError, RobotRLError
@@ -23,6 +23,12 @@ from robot_rl.sched.leases import HeldLease, LeaseStore
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec
+
+
+_LOOK_S = 0.1
+"""How often it is seen whether somebody wants the device."""
+_PARKS_S = 30.0
+"""How long the end of a run waits for a device that is being parked."""
 
 
 class BookedSource:
@@ -63,14 +69,16 @@ class BookedSource:
         """How long it has waited for a device, each time."""
         self._source: Source | None = None
         self._held: HeldLease | None = None
-        self._hold: AbstractContextManager[HeldLease] | None = None
+        self._lock = threading.Lock()
+        """Of the two above: `collect` has it, or the thread that ends the source."""
         self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._error: RobotRLError | None = None
-        self._is_closed, self._lock = False, threading.Lock()
 
     @property
     def is_ahead(self) -> bool:
-        return self._source is not None and self._source.is_ahead
+        source = self._source
+        return source is not None and source.is_ahead
 
     def collect(self, published: Published) -> Segment | None:
         """Returns what the source has collected; None while there is no device.
@@ -78,82 +86,70 @@ class BookedSource:
         Raises:
             ActorError: the source cannot go on, or the device was stopped.
         """
-        if self._thread is not None:
-            self._thread.join(self._wait_s)
-            if self._thread.is_alive():
-                return None
-            self._thread = None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="booking", daemon=True)
+            self._thread.start()
         if self._error is not None:
             raise ActorError(str(self._error)) from self._error
-        if self._held is None:
-            self._apart(self._book)
-            return None
-        if self._source is None:
-            self._source = self._begin(self._held)
-        if (by := self._wanted_by(self._held)) is not None:
-            self._say(f"{self._held.device} is given up: {by}. Waits for it")
-            self._apart(self._leave, self._book)
+        if not self._lock.acquire(timeout=self._wait_s):
             return None
         try:
-            segment = self._source.collect(published)
+            return None if self._held is None else self._collected(self._held, published)
         except ActorError:
-            self._leave()  # for others
+            self._is_over.set()  # the device is for others
             raise
+        finally:
+            self._lock.release()
+            if self._held is None:
+                time.sleep(self._wait_s)
+
+    def _collected(self, held: HeldLease, published: Published) -> Segment | None:
+        if self._source is None:
+            self._source = self._begin(held)
+        segment = self._source.collect(published)
         if segment is not None:
             self.episodes.merge(self._source.episodes.drain())
         return segment
 
-    def _wanted_by(self, held: HeldLease) -> str | None:
-        """Returns why the lease is to be given up, or None."""
-        if (wanted := held.preemption) is not None:
-            return f"{wanted.by!r} has a larger priority"
+    def _run(self) -> None:
+        """Books a device again and again, each time until it is wanted by others."""
         try:
-            held.check()
-        except LeaseError as error:
-            return str(error)
-        return None
+            while not self._is_over.is_set():
+                began_s = time.monotonic()
+                with LeaseStore().hold(self._specs, **self._how) as held:
+                    self.waited_s.append(time.monotonic() - began_s)
+                    with self._lock:
+                        self._held = held
+                    try:
+                        self._watch(held)
+                    finally:
+                        self._leave()
+        except RobotRLError as error:
+            self._error = error
 
-    def _apart(self, *steps: Callable[[], None]) -> None:
-        """Takes steps in a thread."""
-
-        def run() -> None:
-            try:
-                for step in steps:
-                    step()
-            except RobotRLError as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="booking", daemon=True)
-        self._thread.start()
-
-    def _book(self) -> None:
-        """Waits for a lease, and ends it at once if the source was closed meanwhile."""
-        began_s = time.monotonic()
-        hold = LeaseStore().hold(self._specs, **self._how)
-        held = hold.__enter__()
-        with self._lock:
-            if self._is_closed:
-                hold.__exit__(None, None, None)
+    def _watch(self, held: HeldLease) -> None:
+        """Returns when the device is to be given up."""
+        while not self._is_over.wait(_LOOK_S):
+            if (why := _wanted(held)) is not None:
+                self._say(f"{held.device} is given up: {why}. Waits for it")
                 return
-            self.waited_s.append(time.monotonic() - began_s)
-            self._hold, self._held = hold, held
 
     def _leave(self) -> None:
-        """Brings the device to rest, and ends the lease."""
+        """Brings the device to rest; its lease ends then."""
         with self._lock:
-            source, self._source = self._source, None
-            hold, self._hold, self._held = self._hold, None, None
-            try:
-                if source is not None:
-                    source.close()
-            finally:
-                if hold is not None:
-                    hold.__exit__(None, None, None)
+            source, self._source, self._held = self._source, None, None
+            if source is not None:
+                source.close()
+
+    def rest(self) -> None:
+        """Ends the source and its lease."""
+        self.close()
 
     def close(self) -> None:
         """Ends the source, then the lease; a place in line is given up as soon as it would be served."""
-        self._is_closed = True
-        self._leave()
+        self._is_over.set()
+        if self._thread is not None and (self._held is not None or self._lock.locked()):
+            self._thread.join(_PARKS_S)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the figures of the episodes; a resumed run books again, and begins new ones."""
@@ -161,3 +157,14 @@ class BookedSource:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.episodes.load_state_dict(state["episodes"])
+
+
+def _wanted(held: HeldLease) -> str | None:
+    """Returns why a lease is to be given up; None if it is not."""
+    if (wanted := held.preemption) is not None:
+        return f"{wanted.by!r} has a larger priority"
+    try:
+        held.check()
+    except LeaseError as error:
+        return str(error)
+    return None

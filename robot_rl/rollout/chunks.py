@@ -17,17 +17,15 @@ from robot_rl.algos.returns import chunk_return
 from robot_rl.core.policy import Chain, ChunkSample
 from robot_rl.data.rollout import EpisodeRollout, Rollout
 from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
-from robot_rl.rollout.sources import EpisodeLog
+from robot_rl.rollout.sources import EpisodeLog, Here
 from robot_rl.rollout.stepping import merge_rows
 from robot_rl.rollout.weights import Published, Subscriber
 
 Array = NDArray[Any]
 
 
-class ChunkSource:
+class ChunkSource(Here):
     """Synchronous simulators in which chunks are sampled and executed, and kept with their chains."""
-
-    is_ahead = False
 
     def __init__(
         self,

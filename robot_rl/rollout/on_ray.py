@@ -152,6 +152,10 @@ class RaySource:
         self.episodes.load_state_dict(state["episodes"])
         self._begins = True
 
+    def rest(self) -> None:
+        """Ends the actor, which leases a simulator of its node."""
+        self.close()
+
     def close(self) -> None:
         """Ends the actor; the cluster stays."""
         if self._actor is None:

@@ -167,6 +167,10 @@ class ProcessSource:
         """Process of the actor; None before the first `collect`."""
         return None if self._actor is None else self._actor.pid
 
+    def rest(self) -> None:
+        """Ends the actor."""
+        self._end()
+
     def close(self) -> None:
         """Makes the actor finish its step, close the env and end."""
         self._end()

@@ -41,6 +41,10 @@ class Source(Protocol):
         """The figures of the episodes that ended."""
         ...
 
+    def rest(self) -> None:
+        """Frees what others wait for: the source has spent its budget, and `collect` is not called again."""
+        ...
+
     def close(self) -> None:
         """Brings the arm to rest, and closes the env."""
         ...
@@ -50,10 +54,17 @@ class Source(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class InlineSource:
-    """Acts in all envs, in this process: steps them, and returns the step at once."""
+class Here:
+    """What sources in this process have in common: they act when they are asked, under the run's leases."""
 
     is_ahead = False
+
+    def rest(self) -> None:
+        """Frees nothing: the run's own leases are for all its sources."""
+
+
+class InlineSource(Here):
+    """Acts in all envs, in this process: steps them, and returns the step at once."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from robot_rl.core.policy import Encoded
 from robot_rl.data.rollout import StepRollout
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.gaussian import GaussianPolicy
-from robot_rl.rollout.sources import EpisodeLog
+from robot_rl.rollout.sources import EpisodeLog, Here
 from robot_rl.rollout.weights import Published, Subscriber
 
 Array = NDArray[Any]
@@ -26,14 +26,12 @@ _LOGGED = ("success", "limited", "diverged", "reset_class")
 """What the figures of the episodes are made of, in addition to rewards and ends."""
 
 
-class StepRolloutSource:
+class StepRolloutSource(Here):
     """Collects T control steps of every env at a time; episodes continue from one rollout to the next.
 
     A rollout is memory that the next one overwrites, so the learner has to be done with it: the source acts
     in the learner's process.
     """
-
-    is_ahead = False
 
     def __init__(
         self,

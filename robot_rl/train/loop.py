@@ -188,6 +188,15 @@ class Run:
         assert self.leader.publisher is not None, "a run with sources publishes the leader's weights"
         return self.leader.publisher
 
+    def is_done(self, actor: int, source: Source) -> bool:
+        """Returns whether a source collects no more; one that has spent its budget frees its device."""
+        if actor in self.pacer.lost:
+            return True
+        is_spent = self.pacer.is_spent(actor, self.counters)
+        if is_spent:
+            source.rest()
+        return is_spent
+
     def collected(self, actor: int, source: Source) -> Segment | None:
         """Returns what a source has collected; a source that cannot go on is left out from now on."""
         try:
@@ -243,7 +252,7 @@ def train(run: Run) -> None:
     while not run.pacer.finished(counters):
         run.pacer.require_source(len(run.sources), counters)
         for actor, source in enumerate(run.sources):
-            if run.pacer.is_spent(actor, counters) or actor in run.pacer.lost:
+            if run.is_done(actor, source):
                 continue
             with run.stage("collect"):
                 segment = run.collected(actor, source)

@@ -102,7 +102,7 @@ class Soak:
         words = [
             "recipe=two_robots",
             "transport=process",
-            "silence_s=15",
+            "silence_s=40",
             "restarts=1000",
             "method.utd=0.05",
             "method.batch=64",

@@ -13,6 +13,9 @@ from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import EpisodeLog, Source
 from robot_rl.sched.leases import HeldLease, LeaseStore
+from robot_rl.train.loop import Hook, train
+from robot_rl.train.schedule import Counters, Every
+from tests.rollout.test_revival import Listed, run_of
 from tests.train.test_loop import step
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
@@ -123,7 +126,34 @@ def test_a_source_that_cannot_go_on_frees_its_device() -> None:
     booked.arms[0].is_broken = True
     with pytest.raises(ActorError, match="the gripper is loose"):
         booked.collect()
-    assert not LeaseStore().active()
+    booked.until(lambda: not LeaseStore().active())
+
+
+def test_it_gives_way_while_the_learner_does_something_else() -> None:
+    booked = Booked(ARM)
+    booked.until(booked.collect)
+    with LeaseStore().hold(ARM, holder="rival", priority=1, wait_s=20.0, preempt_s=15.0) as held:
+        assert held.token > booked.arms[0].held.token  # an evaluation, say: nobody collects
+    assert booked.notes[-1] == "parks under its lease"
+    booked.until(booked.collect)
+    booked.source.close()
+
+
+def test_a_source_that_has_spent_its_budget_frees_its_device_while_others_collect() -> None:
+    booked, other = Booked(ARM), Listed(10**6)
+    freed = list[bool]()
+    run = run_of(cast(Any, booked.source), other, budget=3)
+    run.pacer.finished = lambda at: len(freed) > 0 or at.of_source(1) > 10**6
+    run.pacer.budgets = [3, 10**6]
+
+    def look(at: Counters) -> None:
+        if at.of_source(0) == 3 and not LeaseStore().active():
+            freed.append(True)
+
+    run.pacer.hooks = [Hook("look", Every(1), lambda at: at.env_steps, look)]
+    train(run)
+    assert run.counters.of_source(0) == 3
+    assert booked.notes == ["begins on arm-one", "parks under its lease"]
 
 
 def test_a_device_that_was_stopped_is_an_error_that_says_why() -> None:

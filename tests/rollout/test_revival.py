@@ -15,7 +15,7 @@ from robot_rl.hal.vector import Array
 from robot_rl.rollout import revival
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.revival import ActorError, LostActorError, Revival
-from robot_rl.rollout.sources import InlineSource
+from robot_rl.rollout.sources import Here, InlineSource
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.loop import Learner, Pacer, Run, train
 from robot_rl.train.schedule import Counters, Ratio
@@ -121,10 +121,8 @@ def test_a_device_that_failed_is_opened_again_and_one_that_stopped_is_not() -> N
     stopped.close()
 
 
-class Listed:
+class Listed(Here):
     """A source that collects as many segments as it was given, and is lost then."""
-
-    is_ahead = False
 
     def __init__(self, number: int) -> None:
         self.left = number

@@ -34,7 +34,7 @@ from robot_rl.hal.vector import Array, Obs
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.chunks import RolloutSource
 from robot_rl.rollout.envs import simulation
-from robot_rl.rollout.sources import EpisodeLog
+from robot_rl.rollout.sources import EpisodeLog, Here
 from robot_rl.rollout.stepping import seed_batches
 from robot_rl.rollout.weights import Published, Publisher, Subscriber, load_weights
 from robot_rl.sched.leases import HeldLease, LeaseStore
@@ -262,10 +262,8 @@ class CoEvolution:
             self.fitter.load_state_dict(state["fitter"])
 
 
-class RealSource:
+class RealSource(Here):
     """Plays real episodes when they are wanted, under a lease that it books for them."""
-
-    is_ahead = False
 
     def __init__(self, conductor: CoEvolution, policy: Module, num_envs: int) -> None:
         self._conductor, self._num_envs = conductor, num_envs
@@ -345,10 +343,8 @@ class RealSource:
         self._weights.load_state_dict(state)
 
 
-class ImaginedSource:
+class ImaginedSource(Here):
     """Imagines rollouts while the model is believed, under a lease of it; each version has its own env."""
-
-    is_ahead = False
 
     def __init__(self, conductor: CoEvolution, policy: Module) -> None:
         self._conductor, self._policy = conductor, policy
