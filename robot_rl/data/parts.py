@@ -42,12 +42,20 @@ class OfSource:
 class AtDecisions:
     """Draws chunks that begin where the policy began them, with the noise that it decoded there."""
 
-    def __init__(self, replay: ReplayBuffer) -> None:
-        """Args: replay: keeps latents, and is filled by envs whose chunks are executed to their end."""
-        self._replay = replay
+    def __init__(self, replay: ReplayBuffer, horizon: int = 1) -> None:
+        """Args: replay: keeps latents, and is filled by envs whose chunks are executed to their end.
+
+        horizon: of the chunks that will be drawn, for `is_empty`.
+        """
+        self._replay, self._horizon = replay, horizon
 
     def __len__(self) -> int:
         return len(self._replay.decisions())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no chunk was executed to its end yet."""
+        return not len(self._replay.decisions(self._horizon))
 
     def sample_chunks(self, batch_size: int, *, horizon: int, **how: Any) -> ChunkBatch:
         """Returns chunks of `horizon` actions, which has to be how many are executed before the next."""

@@ -8,6 +8,7 @@ given up in time whatever the learner does.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -19,11 +20,14 @@ from robot_rl.data.transitions import Segment
 from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import EpisodeLog, Source
 from robot_rl.rollout.weights import Published
+from robot_rl.sched.lease_file import LeaseFileError
 from robot_rl.sched.leases import HeldLease, LeaseStore
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec
 
+
+logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 """How often it is seen whether somebody wants the device."""
@@ -73,7 +77,7 @@ class BookedSource:
         """Of the two above: `collect` has it, or the thread that ends the source."""
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
-        self._error: RobotRLError | None = None
+        self._error: Exception | None = None
 
     @property
     def is_ahead(self) -> bool:
@@ -105,7 +109,10 @@ class BookedSource:
 
     def _collected(self, held: HeldLease, published: Published) -> Segment | None:
         if self._source is None:
-            self._source = self._begin(held)
+            try:
+                self._source = self._begin(held)
+            except RobotRLError as error:
+                raise ActorError(str(error)) from error
         segment = self._source.collect(published)
         if segment is not None:
             self.episodes.merge(self._source.episodes.drain())
@@ -116,16 +123,33 @@ class BookedSource:
         try:
             while not self._is_over.is_set():
                 began_s = time.monotonic()
-                with LeaseStore().hold(self._specs, **self._how) as held:
-                    self.waited_s.append(time.monotonic() - began_s)
-                    with self._lock:
-                        self._held = held
-                    try:
-                        self._watch(held)
-                    finally:
-                        self._leave()
-        except RobotRLError as error:
+                self._say_who_has_them()
+                try:
+                    with LeaseStore().hold(self._specs, **self._how) as held:
+                        self.waited_s.append(time.monotonic() - began_s)
+                        self._has(held)
+                except LeaseFileError as error:  # busy, or on a full disk
+                    logger.warning("%s Trying again.", error)
+                    self._is_over.wait(1.0)
+        except Exception as error:  # of the thread: `collect` raises it
             self._error = error
+
+    def _say_who_has_them(self) -> None:
+        """Says why nothing is collected, if all devices are taken."""
+        held = {lease.device: lease.holder for lease in LeaseStore().active()}
+        if all(spec.name in held for spec in self._specs):
+            self._say(
+                "waits for " + ", ".join(f"{spec.name}, held by {held[spec.name]!r}" for spec in self._specs)
+            )
+
+    def _has(self, held: HeldLease) -> None:
+        """Lets the source collect until the device is to be given up; then it is at rest."""
+        with self._lock:
+            self._held = held
+        try:
+            self._watch(held)
+        finally:
+            self._leave()
 
     def _watch(self, held: HeldLease) -> None:
         """Returns when the device is to be given up."""

@@ -82,6 +82,7 @@ class ProcessSource:
         period_s: float = 0.0,
         restarts: int = 0,
         silence_s: float = 600.0,
+        holds_up: bool = True,
     ) -> None:
         """Starts nothing yet: the actor begins with the first weights.
 
@@ -93,9 +94,12 @@ class ProcessSource:
             period_s: time between two turns; 0 where the env keeps time itself, or time does not matter.
             restarts: how many actors in a row may be lost before that is an error.
             silence_s: an actor that sends nothing for so long is lost.
+            holds_up: whether `collect` waits for a turn of an actor that may be `ahead`; it does not where
+                arms wait to be collected too.
         """
         self._build, self._ahead, self._wait_s, self._period_s = build, ahead, wait_s, period_s
-        self._silence_s = silence_s
+        self._silence_s, self._holds_up = silence_s, holds_up and ahead is not None
+        self._is_asked = False
         self.revival = Revival(restarts)
         self.episodes = EpisodeLog(0)
         self._actor: _Actor | None = None
@@ -104,8 +108,8 @@ class ProcessSource:
 
     @property
     def is_ahead(self) -> bool:
-        is_late = self._ahead is None and self._lag_s > _LAG_S
-        return is_late and self._actor is not None and self._actor.has_steps()
+        is_late, actor = self._ahead is None and self._lag_s > _LAG_S, self._actor
+        return is_late and actor is not None and actor.has_steps()
 
     def collect(self, published: Published) -> Segment | None:
         """Returns the next segment; None if a source that never waits has none within `wait_s`.
@@ -133,18 +137,18 @@ class ProcessSource:
     def _turn(self, published: Published) -> Turn | None:
         """Returns the next turn of the actor, which begins if there is none and it may."""
         if self._actor is None:
-            time.sleep(
-                self.revival.wait_s if self._ahead is not None else min(self.revival.wait_s, self._wait_s)
-            )
+            time.sleep(self.revival.wait_s if self._holds_up else min(self.revival.wait_s, self._wait_s))
             if self.revival.wait_s:
                 return None
             self._actor = _Actor(self._build, self._period_s, self._ahead, published)
+            self._is_asked = False
         self._actor.publish()
-        if self._ahead is None:
-            turn = self._actor.receive(self._wait_s)
-        else:  # the one that follows may act while the learner learns from this one
-            self._actor.allow()
-            turn = self._actor.receive(self._silence_s)
+        if self._ahead is not None and not self._is_asked:
+            self._actor.allow()  # the one that follows may act while the learner learns from this one
+            self._is_asked = True
+        turn = self._actor.receive(self._silence_s if self._holds_up else self._wait_s)
+        if turn is not None:
+            self._is_asked = False
         if turn is None and self._actor.silent_s >= self._silence_s:
             pid = self._actor.pid
             self._actor.kill()
@@ -211,7 +215,10 @@ class _Actor:
         return self._process.pid
 
     def has_steps(self) -> bool:
-        return self._steps.poll()
+        try:
+            return self._steps.poll()
+        except OSError:  # it is being closed
+            return False
 
     def publish(self) -> None:
         self._weights.publish()
@@ -271,12 +278,12 @@ class _Outbox:
         """Takes a turn to send.
 
         Raises:
-            ActorError: the learner has taken none for very long.
+            DeviceError: the learner has taken none for very long.
         """
         try:
             self._waiting.put_nowait(turn)
         except queue.Full:
-            raise ActorError(
+            raise DeviceError(
                 f"the learner has left {_MOST_WAITING} turns waiting. It hangs, or is far too slow: "
                 "lower method.utd."
             ) from None
@@ -320,10 +327,12 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, weights: A
     except KeyboardInterrupt:
         failure = _Failure("interrupted from the keyboard")
     except Exception as error:  # the learner gets any error, and saves the run
-        may_pass = isinstance(error, DeviceError) and not isinstance(error, SafetyStopError | ActorError)
+        may_pass = isinstance(error, DeviceError) and not isinstance(error, SafetyStopError)
         failure = _Failure(f"{type(error).__name__}: {error}", may_pass)
     finally:
-        if source is not None:
-            source.close()
-        outbox.close(failure)
-        inbox.close()
+        try:
+            if source is not None:
+                source.close()
+        finally:  # also if the device does not close: why it failed is known
+            outbox.close(failure)
+            inbox.close()

@@ -96,24 +96,28 @@ class SharedWeights:
 
     def close(self) -> None:
         """Frees the memory, if no other actor uses it."""
-        self._users -= 1
-        if not self._users:
+        with _OPENING:
+            self._users -= 1
+            if self._users:
+                return
             _SHARED.pop(id(self._published), None)
-            self._slots = []  # views of the memory
-            self._memory.close()
-            self._memory.unlink()
+        self._slots = []  # views of the memory
+        self._memory.close()
+        self._memory.unlink()
 
 
+_OPENING = threading.Lock()
 _SHARED: dict[int, SharedWeights] = {}
 """What the actors of this process have, by the id of its publisher."""
 
 
 def opened(published: Published) -> SharedWeights:
     """Returns the memory of a publisher's weights, for one more actor, whose end is to close it."""
-    shared = _SHARED.get(id(published))
-    if shared is not None:
-        return shared.join()
-    return _SHARED.setdefault(id(published), SharedWeights(published))
+    with _OPENING:
+        shared = _SHARED.get(id(published))
+        if shared is not None:
+            return shared.join()
+        return _SHARED.setdefault(id(published), SharedWeights(published))
 
 
 class Inbox:

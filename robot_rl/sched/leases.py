@@ -265,7 +265,8 @@ class LeaseStore:
                         self._line.leave(rows, ticket)
                     if preempt_s is not None:
                         preemption.create(rows)
-                        preemption.forgive(rows, self._process)
+                        for one in specs:
+                            preemption.forgive(rows, self._process, one.name)
 
     def renew(self, lease: Lease, ttl_s: float | None = None) -> Lease:
         """Extends a lease by `ttl_s` (its own if None) from now.

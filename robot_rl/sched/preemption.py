@@ -82,12 +82,12 @@ def find(
     return Preemption(by=by, left_s=within_s - passed_s)
 
 
-def forgive(rows: sqlite3.Connection, process: Holder) -> None:
-    """Takes back what a process asked for: it waits no more."""
+def forgive(rows: sqlite3.Connection, process: Holder, device: str) -> None:
+    """Takes back what a process asked for of a device: it waits no more."""
     rows.execute(
         "UPDATE preemptible SET by_holder = NULL, by_process = NULL, asked_s = NULL, within_s = NULL "
-        "WHERE by_process = ?",
-        (process.to_text(),),
+        "WHERE by_process = ? AND device = ?",
+        (process.to_text(), device),
     )
 
 

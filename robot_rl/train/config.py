@@ -315,13 +315,14 @@ class RunConfig:
     def scenes(self) -> dict[str, EnvConfig]:
         """The envs of demonstrations and evaluations, by the first source that has each.
 
-        One has no name: where sources differ in what acts alone, as arms and simulations of one task do.
+        One of several sources has no name: they differ in what acts alone, as arms and simulations of a task.
         """
         found = dict[str, EnvConfig]()
         for name, scene in ((name, self._shown_by(name)) for name in self.acting):
             if scene not in found.values():
                 found[name] = scene
-        return found if len(found) > 1 else {"": next(iter(found.values()))}
+        has_names = len(found) > 1 or len(self.sources) == 1
+        return found if has_names else {"": next(iter(found.values()))}
 
     def scene_of(self, name: str) -> str:
         """Returns the name in `scenes` of what one of `acting` has."""

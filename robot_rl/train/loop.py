@@ -203,6 +203,7 @@ class Run:
             return source.collect(self.publisher)
         except ActorError as error:
             self.pacer.lost[actor] = error
+            source.rest()
             logger.warning("%s The run goes on without it, if it has other sources.", error)
             return None
 

@@ -143,7 +143,7 @@ def run(config: RunConfig) -> Summary:
         RobotRLError: a mistake in the configuration, a device that another run holds, a full
             disk; the message says what to do.
     """
-    config = _absolute(config)
+    config = absolute(config)
     _look_at_envs(config)  # before there is a folder
     if config.has_arm:
         check_arms(config)
@@ -493,7 +493,13 @@ def _command(config: RunConfig, finetuned: int | None) -> str:
     return f"robot-rl train {shell(chosen + words(given, base))}"
 
 
-def _absolute(config: RunConfig) -> RunConfig:
+def _place_of(station: str | None) -> str | None:
+    """Returns a station, whose file holds wherever the run is resumed."""
+    is_file = station is not None and Path(station).suffix in (".yaml", ".yml")
+    return str(Path(str(station)).resolve()) if is_file else station
+
+
+def absolute(config: RunConfig) -> RunConfig:
     """Returns the config with paths that hold wherever the run is resumed."""
 
     def absolute(path: str | Path | None) -> str | None:
@@ -502,8 +508,14 @@ def _absolute(config: RunConfig) -> RunConfig:
     reuse = tuple(str(Path(folder).resolve()) for folder in config.replay.reuse)
     is_finetuned = "finetune" in config.plan
     tuned = saved_folder(config.finetune.policy) if is_finetuned else None
+    sources = {
+        name: replace(one, world=absolute(one.world), station=_place_of(one.station))
+        for name, one in config.sources.items()
+    }
     return replace(
         config,
+        sources=sources,
+        station=_place_of(config.station),
         demos=replace(config.demos, path=absolute(config.demos.path)),
         bc=replace(config.bc, policy=absolute(config.bc.policy), encoder=absolute(config.bc.encoder)),
         finetune=replace(config.finetune, policy=absolute(tuned) or config.finetune.policy),

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.sched.needs import ANY, NeedsConfig, check_needs
@@ -85,10 +86,10 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
         if source.num_envs is not None:
             require(source.num_envs >= 1, f"{at}.num_envs", source.num_envs, "1 or more")
             check_num_envs(source.num_envs, at=f"{at}.num_envs")
-        for key in ("station", "world"):
-            if getattr(source, key) == ANY:
+        for key, given in (("station", source.station), ("world", source.world)):
+            if given in (None, ANY):
                 continue
-            other = once.setdefault((key, getattr(source, key) or name), name)
+            other = once.setdefault((key, str(Path(given))), name)
             require(
                 other == name, f"{at}.{key}", getattr(source, key), f"another one than sources.{other} has"
             )

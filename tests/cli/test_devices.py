@@ -43,7 +43,9 @@ def test_shows_devices_and_holders(store: LeaseStore, capsys: pytest.CaptureFixt
 def test_who_takes_a_device_is_shown(
     store: LeaseStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("robot_rl.sched.preemption.forgive", lambda rows, process: None)  # it waits on
+    monkeypatch.setattr(
+        "robot_rl.sched.preemption.forgive", lambda rows, process, device: None
+    )  # it waits on
     store.acquire(ARM, holder="deploy reach", preemptible=True)
     with pytest.raises(LeaseError):
         store.acquire(ARM, holder="deploy push", priority=1, wait_s=9e-9, preempt_s=9e-9)

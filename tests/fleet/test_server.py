@@ -96,7 +96,9 @@ def test_the_page_may_load_nothing_from_elsewhere(tmp_path: Path) -> None:
 def test_the_state_has_holders_waiters_stops_and_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("robot_rl.sched.preemption.forgive", lambda rows, process: None)  # it waits on
+    monkeypatch.setattr(
+        "robot_rl.sched.preemption.forgive", lambda rows, process, device: None
+    )  # it waits on
     store, runs = LeaseStore(), tmp_path / "runs"
     store.acquire(ARM, holder="deploy <b>reach</b>", preemptible=True)
     with pytest.raises(LeaseError):

@@ -90,7 +90,9 @@ def test_a_stopped_one_of_several_is_passed_over(store: LeaseStore) -> None:
 def test_the_first_of_several_whose_holder_is_willing_is_preempted(
     store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("robot_rl.sched.preemption.forgive", lambda rows, process: None)  # it waits on
+    monkeypatch.setattr(
+        "robot_rl.sched.preemption.forgive", lambda rows, process, device: None
+    )  # it waits on
     west, east = (store.acquire(spec, holder="slow", preemptible=True) for spec in (WEST, EAST))
     twin = store.acquire(TWIN, holder="deaf")
     with pytest.raises(LeaseError):

@@ -27,7 +27,7 @@ def store(tmp_path: Path, clock: ManualClock) -> LeaseStore:
 @pytest.fixture
 def waiting_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps what `ask` asked for, as if its waiter were in line still."""
-    monkeypatch.setattr("robot_rl.sched.preemption.forgive", lambda rows, process: None)
+    monkeypatch.setattr("robot_rl.sched.preemption.forgive", lambda rows, process, device: None)
 
 
 def ask(

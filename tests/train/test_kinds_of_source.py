@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,13 +24,17 @@ from robot_rl.real.claim import device_of
 from robot_rl.real.station import load_station
 from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.process import ProcessSource
+from robot_rl.rollout.revival import LostActorError
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.runs import load_run
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
+from robot_rl.train.deploy.human import Intervening
+from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.devices import devices_of_training
-from robot_rl.train.improve.acting import act_alone
+from robot_rl.train.improve.acting import act_alone, in_process
+from tests.hal.test_device import Ticket
 from tests.runs import SMALL, folder_of, patient_station
 from tests.train.test_imagined import TRUSTING
 
@@ -245,6 +250,56 @@ def test_an_arm_that_dies_is_begun_again_while_simulations_and_a_person_go_on(
         name: one["env_steps"] for name, one in KINDS.items()
     }
     assert [rows_by(folder, name) for name in KINDS] == [40, 20, 20], "no step is lost, none is there twice"
+
+
+@pytest.mark.parametrize(("real", "restarts"), [(False, 10), (True, 0)])
+def test_a_real_arm_that_is_lost_is_not_begun_again(tmp_path: Path, real: bool, restarts: int) -> None:
+    file = patient_station(tmp_path)
+    file.write_text(file.read_text().replace("real: false", f"real: {str(real).lower()}"))
+    config = run_of({"arm": {"station": str(file), "env_steps": 5}})
+    session: Any = SimpleNamespace(config=config, folder=tmp_path, leases=[])
+    source = in_process(session, config, "arm", station=load_station(str(file)))
+    source.revival.well()
+    for _ in range(restarts):
+        source.revival.lost(LostActorError("gone."))
+    with pytest.raises(LostActorError):
+        source.revival.lost(LostActorError("gone."))
+
+
+def test_an_arm_without_a_person_beside_one_that_a_person_judges() -> None:
+    human = {"input": "scripted", "reward": "key", "reset": "assisted"}
+    config = run_of(human=human)
+    env = make_arm(config, Path(), [Ticket("mujoco")], "arm")
+    assert isinstance(env, Intervening)
+    env.reset(seed=0)  # nobody is asked
+    env.close()
+
+
+def test_a_source_may_have_the_name_of_a_station() -> None:
+    arm = {"station": "sim_arm", "env_steps": 5}
+    build(RunConfig, {"sources": {"sim_arm": {"env_steps": 5}, "arm": arm}})
+    with pytest.raises(ConfigError, match=r"sources\.two\.station: got '\./mine\.yaml', allowed: another"):
+        build(
+            RunConfig,
+            {"sources": {"one": {**arm, "station": "mine.yaml"}, "two": {**arm, "station": "./mine.yaml"}}},
+        )
+
+
+def test_paths_of_sources_hold_wherever_a_run_is_resumed(
+    small_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(small_world.parent)
+    patient_station(small_world.parent)
+    config = run_of(
+        {"imagined": {"world": "reach", "env_steps": 5}, "arm": {"station": "patient.yaml", "env_steps": 5}}
+    )
+    held = phases.absolute(config).sources
+    assert held["imagined"].world == str(small_world)
+    assert held["arm"].station == str(small_world.parent / "patient.yaml")
+    assert (
+        phases.absolute(run_of({"arm": {"station": "sim_arm", "env_steps": 5}})).sources["arm"].station
+        == "sim_arm"
+    )
 
 
 def test_a_station_that_was_edited_under_a_run_is_not_begun_again(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from robot_rl.data.store.reader import open_source
 from robot_rl.data.transitions import StepBatch
 from robot_rl.policies.checkpoint import check_meta, load_policy
 from robot_rl.rollout.envs import make_env
-from robot_rl.rollout.sources import Source
+from robot_rl.rollout.sources import Here, Source
 from robot_rl.rollout.weights import Publisher
 from robot_rl.telemetry import figures
 from robot_rl.telemetry.metrics import read_metrics
@@ -232,7 +232,7 @@ def batch(actor: int, rows: int, value: float = 0.0) -> StepBatch:
     )
 
 
-class Collector:
+class Collector(Here):
     """A source that says how often it was asked."""
 
     def __init__(self, rows: int) -> None:

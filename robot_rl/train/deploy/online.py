@@ -46,19 +46,25 @@ def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike], name:
     """
     source = config.acting[name]
     station = None if source.station is None else load_station(source.station)
-    human = config.human if source.human else replace(config.human, input="none")
+    human = config.human if source.human else _unwatched(config.human)
     with ExitStack() as stack:
         env = stack.enter_context(closing(open_under(leases, arm_of(config, folder, name))))
         is_real = station is not None and station.real
         return Intervening(
             env,
             make_teleop(human, env, config.seed, station),
-            make_judge(config.human.reward, config.human.classifier),
-            reset=config.human.reset,
+            make_judge(human.reward, human.classifier),
+            reset=human.reset,
             reward=config.env_of(name).reward,
             label="real" if is_real else "sim",
             close=stack.pop_all().close,
         )
+
+
+def _unwatched(human: HumanConfig) -> HumanConfig:
+    """Returns the settings of an arm without a person, beside one that has a person."""
+    reward = "task" if human.reward == "key" else human.reward
+    return replace(human, input="none", reward=reward, reset="automatic")
 
 
 def arm_of(config: RunConfig, folder: Path, name: str = "") -> EnvDevice:
@@ -127,8 +133,10 @@ def _check_station(station: StationConfig, config: RunConfig, name: str) -> None
     from robot_rl.train.deploy.run import file_of
 
     store, spec = LeaseStore(), device_of(station)
-    logs = Path(tempfile.mkdtemp(prefix="robot-rl-station-"))
+    if config.sources and store.active(spec.name):  # in use, so it is there; the others go on meanwhile
+        return
     with store.hold(spec, holder=f"train {config.recipe}, a look", wait_s=config.lease_wait_s) as lease:
+        logs = Path(tempfile.mkdtemp(prefix="robot-rl-station-"))
         scene = in_scene_of(config.env_of(name), station)
         file = file_of(scene, str(config.acting[name].station), logs)
         try:
@@ -150,7 +158,7 @@ def _stationed(config: RunConfig, file: str, folder: Path, name: str) -> EnvDevi
     station = in_scene_of(env, load_station(file))
     check_fit(meta, env, station)
     deployed = DeployConfig(run=str(folder), station=file)
-    return station_device(station, deployed, env, folder / name, None)
+    return station_device(station, deployed, env, folder / name, None, holder=f"{folder.name} {name}".strip())
 
 
 def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: StationConfig | None) -> Teleop:

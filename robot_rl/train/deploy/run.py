@@ -152,6 +152,8 @@ def station_device(
     shown: EnvConfig,
     folder: Path,
     ask: Callable[[str], None] | None,
+    *,
+    holder: str | None = None,
 ) -> EnvDevice:
     """Returns a station's arm. Opened, it has driver and supervisor; closed, it is left at rest.
 
@@ -161,6 +163,7 @@ def station_device(
         shown: the task, as in training.
         folder: of the deployment, for logs.
         ask: see `deploy`.
+        holder: named where a stop is noted; the name of the folder if None.
     """
 
     def make(lease: LeaseLike) -> StationEnv:
@@ -183,7 +186,7 @@ def station_device(
         return env
 
     spec = device_of(station)
-    return EnvDevice(spec, make, on_stop=keeping_stops(spec, f"{folder.name} of {shown.task}"))
+    return EnvDevice(spec, make, on_stop=keeping_stops(spec, f"{holder or folder.name} of {shown.task}"))
 
 
 def file_of(station: StationConfig, name: str, folder: Path) -> str:

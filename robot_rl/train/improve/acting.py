@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from robot_rl.hal.leased import LeasedEnv, open_under
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.envs import simulation
@@ -28,6 +30,7 @@ from robot_rl.rollout.on_ray import RaySource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
 from robot_rl.sched.leases import HeldLease
+from robot_rl.sched.needs import ANY
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.online import at_station, make_arm, places_of
 from robot_rl.train.improve.method import Method, Module, Start, method_of
@@ -59,14 +62,19 @@ def _elsewhere(session: Session, name: str) -> Source:
     if config.transport == "ray" and not source.is_arm:
         return _on_ray(session, name)
     if source.station is None:
-        return _in_process(session, config, name)
-    places = places_of(config, session.folder, name)
+        return in_process(session, config, name)
+    named = {
+        device_of(load_station(one.station)).name
+        for one in config.acting.values()
+        if one.station not in (None, ANY, source.station)
+    }
+    places = [one for one in places_of(config, session.folder, name) if one.device.name not in named]
     files = {place.device.name: place.config.station for place in places}
     known = {device: load_station(file) for device, file in files.items()}
 
     def begin(held: HeldLease) -> Source:
         here = at_station(config, name, files[held.device])
-        return _in_process(session, here, name, held.lease, station=known[held.device])
+        return in_process(session, here, name, held.lease, station=known[held.device])
 
     return BookedSource(
         [place.device for place in places],
@@ -79,20 +87,22 @@ def _elsewhere(session: Session, name: str) -> Source:
     )
 
 
-def _in_process(
+def in_process(
     session: Session, config: RunConfig, name: str, *own: LeaseLike, station: StationConfig | None = None
 ) -> ProcessSource:
     """Returns a source in another process, under the run's leases and its own."""
     source = config.acting[name]
     leases = [*(held.lease for held in session.leases), *own]
     hz = resolve("task", config.env_of(name).task).control.hz
+    is_real = station is not None and station.real  # a person looks at it before it moves again
     return ProcessSource(
         partial(act_alone, config, session.folder, leases, name, station),
         ahead=None if source.is_arm else config.ahead,
         wait_s=_WAIT_S / len(config.acting),
         period_s=1.0 / hz if source.real_time else 0.0,
-        restarts=config.restarts,
-        silence_s=config.silence_s,
+        restarts=0 if is_real else config.restarts,
+        silence_s=math.inf if is_real or source.human else config.silence_s,
+        holds_up=not config.has_arm,
     )
 
 

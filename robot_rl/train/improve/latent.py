@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from robot_rl.core.registry import resolve
@@ -39,7 +40,10 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     draw = off_policy.chunks(cfg, config.n_exec)
     how: dict[str, Any] = {"reads": off_policy.small_encoding(policy, start.episodes)}
     if cfg.algorithm.variant == "sac":  # learns where chunks began, and from nothing but new steps
-        how |= {"latent_dim": policy.horizon * policy.action_dim, "online": AtDecisions}
+        how |= {
+            "latent_dim": policy.horizon * policy.action_dim,
+            "online": partial(AtDecisions, horizon=config.n_exec),
+        }
     return off_policy.assemble(session, start, policy, algorithm, draw, **how), policy
 
 
