@@ -306,6 +306,7 @@ class _Outbox:
 
 def _act(build: Build, period_s: float, turns: Any, pipe: Connection, weights: Address, stop: Any) -> None:
     """Runs the actor: acts until the learner stops it or is gone, as often as `turns` allows."""
+    parent = multiprocessing.parent_process()
     outbox, inbox = _Outbox(pipe), Inbox(weights, in_thread=turns is None)
     source: Source | None = None
     failure: _Failure | None = None
@@ -314,7 +315,7 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, weights: A
         while inbox.newest is None:
             time.sleep(0.001)
         due_s = time.monotonic()
-        while not (stop.is_set() or outbox.is_closed):
+        while not (stop.is_set() or outbox.is_closed or (parent is not None and not parent.is_alive())):
             if turns is not None and not turns.acquire(timeout=_LOOK_S):
                 continue
             segment = source.collect(inbox)

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -92,6 +95,36 @@ def test_an_actor_that_was_killed_is_replaced_and_begins_a_new_episode(ahead: in
     assert [step.obs["state"][0, 0] for step in steps if step.begins] == [0]
     assert source.revival.count == 1
     source.close()
+
+
+LEARNER = """
+import time
+from robot_rl.rollout.process import ProcessSource
+from tests.rollout.test_process import build, offered
+
+if __name__ == "__main__":
+    publisher, source = offered(0), ProcessSource(build, ahead=1)
+    source.collect(publisher)
+    print(source.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_an_actor_that_waits_for_its_turn_ends_with_a_learner_that_was_killed(tmp_path: Path) -> None:
+    script = tmp_path / "learner.py"
+    script.write_text(LEARNER)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(script)]
+    learner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert learner.stdout is not None
+    actor = int(learner.stdout.readline())
+    learner.kill()
+    learner.wait()
+    until_s = time.monotonic() + 30.0
+    while Path(f"/proc/{actor}").exists():
+        assert time.monotonic() < until_s, "it waits for a turn that never comes"
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
