@@ -116,11 +116,10 @@ def test_an_actor_that_waits_for_its_turn_ends_with_a_learner_that_was_killed(tm
     script.write_text(LEARNER)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, str(script)]
-    learner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert learner.stdout is not None
-    actor = int(learner.stdout.readline())
-    learner.kill()
-    learner.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as learner:
+        assert learner.stdout is not None
+        actor = int(learner.stdout.readline())
+        learner.kill()
     until_s = time.monotonic() + 30.0
     while Path(f"/proc/{actor}").exists():
         assert time.monotonic() < until_s, "it waits for a turn that never comes"
