@@ -62,7 +62,7 @@ def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike], name:
 
 
 def _unwatched(human: HumanConfig) -> HumanConfig:
-    """Returns the settings of an arm without a person, beside one that has a person."""
+    """Returns the settings of an arm without a person, of a run in which another has one."""
     reward = "task" if human.reward == "key" else human.reward
     return replace(human, input="none", reward=reward, reset="automatic")
 
