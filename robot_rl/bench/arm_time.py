@@ -29,7 +29,8 @@ from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
 from robot_rl.train.improve.acting import act_alone
-from robot_rl.train.improve.method import Start, method_of
+from robot_rl.train.improve.config import OffPolicySettings
+from robot_rl.train.improve.method import Start, method_of, settings_of
 from robot_rl.train.loop import train
 from robot_rl.train.session import Session
 
@@ -117,14 +118,9 @@ def _timed(config: RunConfig, folder: Path, waits: bool) -> dict[str, float]:
         train(loop)
         wall_s = time.monotonic() - began_s
         made = loop.leader.updates
-        owed = (config.method.env_steps - EXPLORE) * _utd(config)
+        owed = (config.method.env_steps - EXPLORE) * settings_of(config, OffPolicySettings).utd
     return {
         "updates made": made / owed,
         "s for an episode": wall_s * EPISODE / config.method.env_steps,
         "arm's time used": config.method.env_steps / HZ / wall_s,
     }
-
-
-def _utd(config: RunConfig) -> float:
-    settings: Any = config.method
-    return float(settings.utd)

@@ -12,13 +12,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from robot_rl.core.errors import LeaseError, RobotRLError
 from robot_rl.data.transitions import Segment
 from robot_rl.rollout.revival import ActorError
-from robot_rl.rollout.sources import EpisodeLog, Source
+from robot_rl.rollout.sources import Elsewhere, Source
 from robot_rl.rollout.weights import Published
 from robot_rl.sched.lease_file import LeaseFileError
 from robot_rl.sched.leases import HeldLease, LeaseStore
@@ -35,7 +35,7 @@ _PARKS_S = 30.0
 """How long the end of a run waits for a device that is being parked."""
 
 
-class BookedSource:
+class BookedSource(Elsewhere):
     """A `Source` on the first of several devices that is free."""
 
     def __init__(
@@ -60,6 +60,7 @@ class BookedSource:
             wait_s: how long `collect` waits while there is no device.
             say: tells a person why nothing is collected.
         """
+        super().__init__()
         self._specs, self._begin, self._say, self._wait_s = list(specs), begin, say, wait_s
         self._how: dict[str, Any] = {
             "holder": holder,
@@ -68,7 +69,6 @@ class BookedSource:
             "preemptible": True,
             "wait_s": math.inf,
         }
-        self.episodes = EpisodeLog(0)
         self.waited_s: list[float] = []
         """How long it has waited for a device, each time."""
         self._source: Source | None = None
@@ -165,22 +165,11 @@ class BookedSource:
             if source is not None:
                 source.close()
 
-    def rest(self) -> None:
-        """Ends the source and its lease."""
-        self.close()
-
     def close(self) -> None:
         """Ends the source, then the lease; a place in line is given up as soon as it would be served."""
         self._is_over.set()
         if self._thread is not None and (self._held is not None or self._lock.locked()):
             self._thread.join(_PARKS_S)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the figures of the episodes; a resumed run books again, and begins new ones."""
-        return {"episodes": self.episodes.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.episodes.load_state_dict(state["episodes"])
 
 
 def _wanted(held: HeldLease) -> str | None:

@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,8 @@ from robot_rl.hal.device import DeviceSpec, LeaseLike
 from robot_rl.rollout.process import Turn
 from robot_rl.rollout.ray_config import RayConfig
 from robot_rl.rollout.revival import ActorError, LostActorError, Revival
-from robot_rl.rollout.sources import EpisodeLog, Source
-from robot_rl.rollout.weights import Published, Snapshot, WeightsError
+from robot_rl.rollout.sources import Elsewhere, Source
+from robot_rl.rollout.weights import Published, Snapshot, newest_of
 from robot_rl.sched.leases import LeaseStore
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ Build = Callable[[Sequence[LeaseLike]], Source]
 logger = logging.getLogger(__name__)
 
 
-class RaySource:
+class RaySource(Elsewhere):
     """A `Source` that runs another source in a Ray actor."""
 
     is_ahead = False
@@ -68,17 +68,16 @@ class RaySource:
             wait_s: how long to wait for the lease.
             restarts: how many actors in a row may be lost before that is an error.
         """
+        super().__init__()
         self._begin_with = build, spec.name, spec.slots, holder, wait_s
         self._place_s = config.place_s + wait_s
         self._config, self._ahead = config, ahead
-        self.episodes = EpisodeLog(0)
         self.revival = Revival(restarts)
         self.node, self.pid = "", 0
         """Where it acts, and its process there."""
         self._actor: Any = None
         self._weights: tuple[int, Any] | None = None
         self._pending = deque["ray.ObjectRef[Turn]"]()
-        self._begins = True
 
     def collect(self, published: Published) -> Segment | None:
         """Returns the next segment.
@@ -131,9 +130,7 @@ class RaySource:
             )
 
     def _publish(self, ray: Any, published: Published) -> tuple[int, Any]:
-        newest = published.newest
-        if newest is None:
-            raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
+        newest = newest_of(published)
         if self._weights is None or self._weights[0] != newest.version:
             self._weights = newest.version, ray.put(newest)
         return self._weights
@@ -143,18 +140,6 @@ class RaySource:
         self._pending.clear()
         self.revival.lost(LostActorError(f"ray: the source on {self.node} is lost: {_first_line(error)}"))
         time.sleep(self.revival.wait_s)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the figures of the episodes; a resumed run begins new ones."""
-        return {"episodes": self.episodes.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.episodes.load_state_dict(state["episodes"])
-        self._begins = True
-
-    def rest(self) -> None:
-        """Ends the actor, which leases a simulator of its node."""
-        self.close()
 
     def close(self) -> None:
         """Ends the actor; the cluster stays."""

@@ -23,7 +23,7 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,7 +32,7 @@ from robot_rl.core.errors import DeviceError, SafetyStopError
 from robot_rl.data.transitions import Segment
 from robot_rl.rollout.revival import ActorError, LostActorError, Revival
 from robot_rl.rollout.shared import Address, Inbox, opened
-from robot_rl.rollout.sources import EpisodeLog, Source, Tally
+from robot_rl.rollout.sources import Elsewhere, Source, Tally
 from robot_rl.rollout.weights import Published
 
 Build = Callable[[], Source]
@@ -70,7 +70,7 @@ class Turn:
     """When, by the clock of the actor's machine."""
 
 
-class ProcessSource:
+class ProcessSource(Elsewhere):
     """A `Source` that runs another source in another process."""
 
     def __init__(
@@ -97,13 +97,12 @@ class ProcessSource:
             holds_up: whether `collect` waits for a turn of an actor that may be `ahead`; it does not where
                 arms wait to be collected too.
         """
+        super().__init__()
         self._build, self._ahead, self._wait_s, self._period_s = build, ahead, wait_s, period_s
         self._silence_s, self._holds_up = silence_s, holds_up and ahead is not None
         self._is_asked = False
         self.revival = Revival(restarts)
-        self.episodes = EpisodeLog(0)
         self._actor: _Actor | None = None
-        self._begins = True
         self._lag_s = 0.0
 
     @property
@@ -123,7 +122,7 @@ class ProcessSource:
                 turn = self._turn(published)
                 break
             except LostActorError as error:
-                self._end()
+                self.close()
                 self._begins = True
                 self.revival.lost(error)
         if turn is None:
@@ -147,39 +146,32 @@ class ProcessSource:
             self._actor.allow()  # the one that follows may act while the learner learns from this one
             self._is_asked = True
         turn = self._actor.receive(self._silence_s if self._holds_up else self._wait_s)
-        if turn is not None:
+        if turn is None:
+            self._check_silence(self._actor)
+        else:
             self._is_asked = False
-        if turn is None and self._actor.silent_s >= self._silence_s:
-            pid = self._actor.pid
-            self._actor.kill()
+        return turn
+
+    def _check_silence(self, actor: _Actor) -> None:
+        """Ends an actor that has sent nothing for too long.
+
+        Raises:
+            LostActorError: it is such a one.
+        """
+        if actor.silent_s >= self._silence_s:
+            pid = actor.pid
+            actor.kill()
             raise LostActorError(
                 f"actor: the process that acts (pid {pid}) sent nothing for {self._silence_s:g} s."
             )
-        return turn
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the episodes' figures alone: an arm cannot be put back to where it was."""
-        return {"episodes": self.episodes.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the figures; the actor begins new episodes, and those before are cut short there."""
-        self.episodes.load_state_dict(state["episodes"])
-        self._begins = True
 
     @property
     def pid(self) -> int | None:
         """Process of the actor; None before the first `collect`."""
         return None if self._actor is None else self._actor.pid
 
-    def rest(self) -> None:
-        """Ends the actor."""
-        self._end()
-
     def close(self) -> None:
         """Makes the actor finish its step, close the env and end."""
-        self._end()
-
-    def _end(self) -> None:
         if self._actor is not None:
             self._actor.close()
             self._actor = None

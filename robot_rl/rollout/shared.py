@@ -23,7 +23,7 @@ from multiprocessing.shared_memory import SharedMemory
 import torch
 from torch import Tensor
 
-from robot_rl.rollout.weights import Published, Snapshot, WeightsError, checksum
+from robot_rl.rollout.weights import Published, Snapshot, checksum, newest_of
 
 _HEAD = struct.Struct("<qIq")
 """Version, checksum, number of the slot."""
@@ -63,11 +63,8 @@ class SharedWeights:
         Raises:
             WeightsError: nothing was published.
         """
-        newest = published.newest
-        if newest is None:
-            raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
         places, end = dict[str, _Place](), 0
-        for name, value in newest.weights.items():  # shapes never change
+        for name, value in newest_of(published).weights.items():  # shapes never change
             places[name] = _Place(value.dtype, tuple(value.shape), end)
             end += -(-value.nbytes // _ALIGNED) * _ALIGNED
         self._memory = SharedMemory(create=True, size=_ALIGNED + 2 * end)

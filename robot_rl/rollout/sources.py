@@ -7,6 +7,7 @@ B envs, A action dim.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,6 +62,31 @@ class Here:
 
     def rest(self) -> None:
         """Frees nothing: the run's own leases are for all its sources."""
+
+
+class Elsewhere(ABC):
+    """What sources that act in other processes have in common: a resumed run begins new episodes there."""
+
+    def __init__(self) -> None:
+        self.episodes = EpisodeLog(0)
+        self._begins = True
+        """Whether the next segment continues none of before."""
+
+    def rest(self) -> None:
+        """Ends what acts, and gives its device back."""
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the episodes' figures alone: an arm cannot be put back to where it was."""
+        return {"episodes": self.episodes.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the figures; episodes of before are cut short there."""
+        self.episodes.load_state_dict(state["episodes"])
+        self._begins = True
 
 
 class InlineSource(Here):

@@ -46,6 +46,18 @@ class Published(Protocol):
         ...
 
 
+def newest_of(published: Published) -> Snapshot:
+    """Returns the newest weights.
+
+    Raises:
+        WeightsError: nothing was published.
+    """
+    newest = published.newest
+    if newest is None:
+        raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
+    return newest
+
+
 class Publisher:
     """The learner's end: takes a snapshot of its weights every few updates."""
 
@@ -101,9 +113,7 @@ class Subscriber:
         Raises:
             WeightsError: nothing was published, or the weights were damaged on the way.
         """
-        newest = published.newest
-        if newest is None:
-            raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
+        newest = newest_of(published)
         if newest.version != self.version:
             if not newest.is_own and checksum(newest.weights) != newest.checksum:
                 raise WeightsError(f"weights: version {newest.version} and its checksum differ.")

@@ -135,6 +135,15 @@ class Pacer:
     lost: dict[int, ActorError] = field(default_factory=lambda: dict[int, ActorError]())
     """Sources that cannot go on, and why; the others do."""
 
+    @classmethod
+    def of_budgets(cls, budgets: Sequence[int]) -> Pacer:
+        """Returns the pacer of a run that ends when every source has spent its budget."""
+
+        def finished(at: Counters) -> bool:
+            return all(at.of_source(source) >= budget for source, budget in enumerate(budgets))
+
+        return cls(finished, budgets)
+
     def is_spent(self, source: int, counters: Counters) -> bool:
         """Returns whether a source has spent its budget."""
         return bool(self.budgets) and counters.of_source(source) >= self.budgets[source]

@@ -36,7 +36,6 @@ from robot_rl.policies.vla.lerobot import LeRobotPolicy
 from robot_rl.real.station import load_station
 from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.evaluate import EvalResult, evaluate_in, to_json
-from robot_rl.sched.needs import ANY
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import making
 from robot_rl.sim.sight import check_sight
@@ -301,8 +300,7 @@ def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[Map
                 continue
             env = envs[config.scene_of(name)]
             joints = 0 if env.limits is None else env.limits.num_joints
-            is_named = source.station not in (None, ANY)
-            device = load_station(str(source.station)).name if is_named else None
+            device = None if source.named is None else load_station(source.named).name
             how: dict[str, Any] = {"person": source.is_arm, "joints": joints, "device": device}
             how["has_bank"] = bool(env.reset_classes)
             recorder = Recorder(folder / name, episodes_meta(env), observed(env), **how, is_exact=True)

@@ -57,6 +57,11 @@ class SourceConfig:
         return self.station is not None or self.real_time or self.human
 
     @property
+    def named(self) -> str | None:
+        """The station, if it is one and not any."""
+        return None if self.station == ANY else self.station
+
+    @property
     def keeps_time(self) -> bool:
         """Whether it acts in real time, in a process of its own."""
         return self.station is not None or self.real_time

@@ -44,7 +44,7 @@ ARM = DeviceSpec(name="arm", kind="robot")
 WAIT_S = 60.0
 _COMMANDS_S = 0.003
 _FORK = multiprocessing.get_context("fork")
-WRONG = ("obeyed beside the other", "lost jobs")
+WRONG = ("obeyed both at once", "lost jobs")
 
 
 class Arm:
@@ -138,7 +138,7 @@ def race(folder: Path, rounds: int, seed: int, result: Connection) -> None:
             print(error, file=sys.stderr)
             found["lost jobs"] += 1
             first_s = float("inf")
-        found["obeyed beside the other"] += ours.recv() > first_s
+        found["obeyed both at once"] += ours.recv() > first_s
     found.update(ours.recv())
     process.join()
     result.send((found, handed_over_s))

@@ -20,4 +20,4 @@ def test_an_arm_goes_to_the_more_urgent_and_back_and_obeys_one_of_them(tmp_path:
     assert found["races"] == 12
     assert found["gave way"] + found["did not give way"] == 12
     assert found["did not give way"] > 0
-    assert {found[name] for name in ("obeyed beside the other", "lost jobs")} == {0}
+    assert {found[name] for name in ("obeyed both at once", "lost jobs")} == {0}

@@ -1,6 +1,8 @@
 """Weights in shared memory: whole or not at all, written once for all actors, taken without a copy."""
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,44 +16,49 @@ from tests.rollout.test_process import offered
 from tests.rollout.test_sources import VersionPolicy, weights
 
 
-def test_weights_arrive_whole_or_not_at_all() -> None:
-    sender, policy = offered(3), VersionPolicy()
-    there, subscriber = SharedWeights(sender), Subscriber(policy)
-    inbox = Inbox(there.address, in_thread=False)
-    assert subscriber.refresh(inbox) == 3
-    sender.offer(4, lambda: weights(4.0))
-    there.publish()
-    # A byte of the newest slot is not what the header says: the learner is writing there again.
-    view = shared._view(there._memory)
-    slot = shared._HEAD.unpack_from(view)[2]
-    at = shared._ALIGNED + slot * there.address.slot
-    whole = view[at]
-    view[at] ^= 0xFF
-    assert subscriber.refresh(inbox) == 3
-    assert policy.version.item() == 3.0
-    view[at] = whole
-    del view
-    assert subscriber.refresh(inbox) == 4
-    assert policy.version.item() == 4.0
+@contextmanager
+def ends(sender: Publisher, *, in_thread: bool = False) -> Generator[tuple[SharedWeights, Inbox]]:
+    """Opens the memory at the learner's end and at an actor's."""
+    there = SharedWeights(sender)
+    inbox = Inbox(there.address, in_thread=in_thread)
+    yield there, inbox
     inbox.close()
     there.close()
+
+
+def test_weights_arrive_whole_or_not_at_all() -> None:
+    sender, policy = offered(3), VersionPolicy()
+    subscriber = Subscriber(policy)
+    with ends(sender) as (there, inbox):
+        assert subscriber.refresh(inbox) == 3
+        sender.offer(4, lambda: weights(4.0))
+        there.publish()
+        # A byte of the newest slot is not what the header says: the learner is writing there again.
+        view = shared._view(there._memory)
+        slot = shared._HEAD.unpack_from(view)[2]
+        at = shared._ALIGNED + slot * there.address.slot
+        whole = view[at]
+        view[at] ^= 0xFF
+        assert subscriber.refresh(inbox) == 3
+        assert policy.version.item() == 3.0
+        view[at] = whole
+        del view
+        assert subscriber.refresh(inbox) == 4
+        assert policy.version.item() == 4.0
 
 
 def test_the_slot_that_is_read_is_not_the_one_that_is_written_next() -> None:
     sender = offered(0)
-    there = SharedWeights(sender)
-    inbox = Inbox(there.address, in_thread=False)
-    slots = list[int]()
-    for version in range(1, 5):
-        sender.offer(version, lambda version=version: weights(float(version)))
-        there.publish()
-        there.publish()  # nothing is new: nothing is written
-        slots.append(shared._HEAD.unpack_from(shared._view(there._memory))[2])
-        assert inbox.newest is not None
-        assert inbox.newest.weights["version"].item() == version
-    assert slots == [0, 1, 0, 1]
-    inbox.close()
-    there.close()
+    with ends(sender) as (there, inbox):
+        slots = list[int]()
+        for version in range(1, 5):
+            sender.offer(version, lambda version=version: weights(float(version)))
+            there.publish()
+            there.publish()  # nothing is new: nothing is written
+            slots.append(shared._HEAD.unpack_from(shared._view(there._memory))[2])
+            assert inbox.newest is not None
+            assert inbox.newest.weights["version"].item() == version
+        assert slots == [0, 1, 0, 1]
 
 
 def test_all_actors_of_a_publisher_share_one_memory_that_the_last_one_frees() -> None:
@@ -84,29 +91,23 @@ def test_weights_of_every_kind_and_shape_arrive_as_they_are(dtype: torch.dtype) 
     }
     sender = Publisher()
     sender.offer(7, lambda: given)
-    there = SharedWeights(sender)
-    inbox = Inbox(there.address, in_thread=False)
-    newest = inbox.newest
-    assert newest is not None
-    assert newest.version == 7
-    for name, value in given.items():
-        assert torch.equal(newest.weights[name], value), name
-    inbox.close()
-    there.close()
+    with ends(sender) as (_, inbox):
+        newest = inbox.newest
+        assert newest is not None
+        assert newest.version == 7
+        for name, value in given.items():
+            assert torch.equal(newest.weights[name], value), name
 
 
 def test_an_arm_gets_new_weights_in_the_background() -> None:
     sender = offered(0)
-    there = SharedWeights(sender)
-    inbox = Inbox(there.address, in_thread=True)
-    sender.offer(1, lambda: weights(1.0))
-    there.publish()
-    until_s = time.monotonic() + 20.0
-    while inbox.newest is None or inbox.newest.version != 1:
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
-    inbox.close()
-    there.close()
+    with ends(sender, in_thread=True) as (there, inbox):
+        sender.offer(1, lambda: weights(1.0))
+        there.publish()
+        until_s = time.monotonic() + 20.0
+        while inbox.newest is None or inbox.newest.version != 1:
+            assert time.monotonic() < until_s
+            time.sleep(0.001)
 
 
 def test_a_policy_takes_what_is_its_own_and_copies_what_others_have() -> None:

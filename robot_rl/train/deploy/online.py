@@ -113,8 +113,7 @@ def check_arms(config: RunConfig) -> None:
     if config.human.input == "keyboard":
         check_terminal()
     for name, source in config.acting.items():
-        is_named = source.station not in (None, ANY)
-        station = load_station(str(source.station)) if is_named else None
+        station = None if source.named is None else load_station(source.named)
         if source.human and config.human.input in ("gamepad", "leader"):
             how: dict[str, Any] = {"holder": "train, a look", "wait_s": config.lease_wait_s}
             with opened(simulation(config.env_of(name), 1), **how) as env:

@@ -30,7 +30,6 @@ from robot_rl.rollout.on_ray import RaySource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
 from robot_rl.sched.leases import HeldLease
-from robot_rl.sched.needs import ANY
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.online import at_station, make_arm, places_of
 from robot_rl.train.improve.method import Method, Module, Start, method_of
@@ -64,9 +63,9 @@ def _elsewhere(session: Session, name: str) -> Source:
     if source.station is None:
         return in_process(session, config, name)
     named = {
-        device_of(load_station(one.station)).name
+        device_of(load_station(one.named)).name
         for one in config.acting.values()
-        if one.station not in (None, ANY, source.station)
+        if one.named not in (None, source.station)
     }
     places = [one for one in places_of(config, session.folder, name) if one.device.name not in named]
     files = {place.device.name: place.config.station for place in places}

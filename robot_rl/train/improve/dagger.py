@@ -142,7 +142,6 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop that clones the expert where the policy goes, and the policy."""
     config, cfg = session.config, settings_of(session.config, DaggerSettings)
     session.counters.updates = 0
-    budgets = [source.env_steps for source in config.acting.values()]
     policy = make_policy(config, start.base).to(config.device).train()
     algorithm = resolve("algorithm", "bc", at="dagger")(
         policy,
@@ -164,10 +163,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         sources=sources_of(session, start, policy),
         experience=labelled,
         learners=[learner],
-        pacer=Pacer(
-            finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
-            budgets=budgets,
-        ),
+        pacer=Pacer.of_budgets([source.env_steps for source in config.acting.values()]),
         stage=session.timer.stage,
         counters=session.counters,
     )

@@ -78,7 +78,6 @@ def assemble(
     config, phase = session.config, settings_of(session.config, OffPolicySettings)
     session.counters.updates = 0
     sources = sources_of(session, start, policy)
-    budgets = [source.env_steps for source in config.acting.values()]
     keep = _encodings(config, policy, reads)
     experience, sampler = _replay(config, start, latent_dim, online, lambda: session.counters.updates, keep)
     seed = train_seed(config.seed, f"{config.method.kind} batches")
@@ -96,10 +95,7 @@ def assemble(
         sources=sources,
         experience=experience,
         learners=[learner],
-        pacer=Pacer(
-            finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
-            budgets=budgets,
-        ),
+        pacer=Pacer.of_budgets([source.env_steps for source in config.acting.values()]),
         stage=session.timer.stage,
         counters=session.counters,
     )
