@@ -199,7 +199,7 @@ class _Actor:
 
     @property
     def silent_s(self) -> float:
-        """Time since the last turn."""
+        """Time since the last turn, or since the actor was asked for one."""
         return time.monotonic() - self._heard_s
 
     @property
@@ -219,6 +219,7 @@ class _Actor:
         """Lets the actor take one more turn."""
         assert self._turns is not None, "an actor that never waits takes no turns"
         self._turns.release()
+        self._heard_s = time.monotonic()  # during an evaluation, say, nobody asked it
 
     def receive(self, wait_s: float) -> Turn | None:
         """Returns the next turn, or None after `wait_s`.

@@ -140,6 +140,18 @@ def test_an_actor_that_hangs_is_killed_and_replaced(ahead: int | None) -> None:
 
 
 @pytest.mark.slow
+def test_an_actor_that_nobody_asked_for_long_is_not_silent() -> None:
+    publisher = offered(0)
+    source = ProcessSource(build, ahead=0, holds_up=False, wait_s=0.0, silence_s=100.0)
+    collect_until(source, publisher, 1)
+    actor: Any = source._actor
+    actor._heard_s -= 1000.0  # an evaluation took so long
+    collect_until(source, publisher, 1)
+    assert source._actor is actor
+    source.close()
+
+
+@pytest.mark.slow
 def test_a_device_that_failed_is_opened_again_and_one_that_stopped_is_not() -> None:
     falling = ProcessSource(build_falling, restarts=1)
     collect_until(falling, offered(0), 6)  # three steps in each life
