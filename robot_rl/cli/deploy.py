@@ -42,6 +42,8 @@ brings the arm to rest and keeps the finished episodes.
   lease_wait_s=600  priority=1              waits for an arm that others hold; larger priorities go first
   preempt_s=10                              takes it from a smaller one, which has so long to end its chunk
                                             and to park, and goes on later
+  turn_s=600                                after so long with the arm, equal ones go first that wait with
+                                            preempt_s
 
 Examples:
   robot-rl deploy run=runs/20261121-101500-pick_cube-seed3 station=sim_in_process

@@ -76,8 +76,8 @@ Settings (config.yaml of the run folder has all of them, as --cfg job prints the
   method=ppo        method.exploration.process  method.decisions  method.distil.updates
   method=direct     method.algorithm.actor.kind  method.algorithm.critic.width
   transport=process|ray  ahead  ray.address  ray.cpus  ray.labels.<name>  restarts  silence_s
-  station  needs.real  needs.labels.<name>  priority  preempt_s  real_time
-  human.input  human.reward  human.reset  human.ratio  human.classifier
+  station  needs.real  needs.labels.<name>  priority  preempt_s  turn_s
+  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and others as demos.read)
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
   checkpoint.every_s  video.episodes  video.failures

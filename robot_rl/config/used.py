@@ -57,7 +57,7 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     acting = [found, *_part(found, "sources").values()]
     has_arm = any(source.get("station") or source.get("real_time") for source in acting)
     if not any(source.get("station") for source in acting):
-        for name in ("needs", "priority", "preempt_s"):
+        for name in ("needs", "priority", "preempt_s", "turn_s"):
             found.pop(name, None)
     if not has_arm and found.get("transport") == "inline":
         for name in ("restarts", "silence_s"):

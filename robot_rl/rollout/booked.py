@@ -1,6 +1,6 @@
 """A source on a device that others want too: it waits in line, collects under a lease, and gives way.
 
-    waits -> begins -> collects ... a larger priority wants the device -> ends, parks, releases -> waits
+    waits -> begins -> collects ... another wants the device -> ends, parks, releases -> waits
 
 Waiting, watching and parking are done in a thread: meanwhile the run's other sources go on, and the device is
 given up in time whatever the learner does.
@@ -46,6 +46,7 @@ class BookedSource(Elsewhere):
         holder: str,
         priority: int = 0,
         preempt_s: float | None = None,
+        turn_s: float | None = None,
         wait_s: float = 0.05,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -57,6 +58,7 @@ class BookedSource(Elsewhere):
             holder: of the lease.
             priority: of those who wait the larger goes first, and a holder of a smaller one gives way.
             preempt_s: how long such a holder may take; None: it may finish.
+            turn_s: after so long it gives way to an equal priority; None: never.
             wait_s: how long `collect` waits while there is no device.
             say: tells a person why nothing is collected.
         """
@@ -66,6 +68,7 @@ class BookedSource(Elsewhere):
             "holder": holder,
             "priority": priority,
             "preempt_s": preempt_s,
+            "turn_s": turn_s,
             "preemptible": True,
             "wait_s": math.inf,
         }
@@ -175,7 +178,7 @@ class BookedSource(Elsewhere):
 def _wanted(held: HeldLease) -> str | None:
     """Returns why a lease is to be given up; None if it is not."""
     if (wanted := held.preemption) is not None:
-        return f"{wanted.by!r} has a larger priority"
+        return f"{wanted.by!r} goes first"
     try:
         held.check()
     except LeaseError as error:

@@ -21,8 +21,8 @@ only been stopped puts the same ticket back and has its old place again.
 The tokens of a device that remembers them itself (`DeviceSpec.last_token`) go on from the largest it has
 seen, so that those of several lease files can be compared.
 
-A lease whose holder promised it can be taken by a larger priority, after a time to finish and to park
-(`robot_rl.sched.preemption`).
+A lease whose holder promised it can be taken by a larger priority, or by an equal one when the holder's turn
+is over, after a time to finish and to park (`robot_rl.sched.preemption`).
 
 A device that latched is leased to nobody until a person clears it (`lease_file.Stop`), also after a restart
 of the process or of the machine.
@@ -33,23 +33,21 @@ Deleting the file starts the tokens again; do it with every device switched off.
 
 from __future__ import annotations
 
-import logging
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import LeaseError
 from robot_rl.sched import preemption
+from robot_rl.sched.held import HeldLease
 from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Holder, Lease, clock_time, this_process
 from robot_rl.sched.lease_file import (
     LeaseFile,
-    LeaseFileError,
     Line,
     Stop,
     Waiter,
@@ -59,106 +57,27 @@ from robot_rl.sched.lease_file import (
     find_stops,
     unchanged_s,
 )
-from robot_rl.sched.preemption import PreemptedError, Preemption
+from robot_rl.sched.preemption import Preemption
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which holding a lease does not need
 
 __all__ = ["DEFAULT_TTL_S", "BootClock", "HeldLease", "Lease", "LeaseStore", "default_path"]
 
-logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _POLL_S = 0.1
-_LOOK_S = 0.2
-"""How often a preemptible holder looks whether somebody wants its lease."""
 
 
-class HeldLease:
-    """A lease that a thread renews; call `check()` before every chunk of commands."""
+@dataclass(frozen=True)
+class _Asker:
+    """Who asks for a lease, and for which."""
 
-    def __init__(self, store: LeaseStore, lease: Lease, *, preemptible: bool = False) -> None:
-        """Begins to renew; Args: preemptible: whether to look for `preemption`."""
-        self._store, self.lease = store, lease
-        self._is_preemptible = preemptible
-        self._wanted: tuple[str, float] | None = None
-        self._lost: LeaseError | None = None
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.device}", daemon=True)
-        self._thread.start()
-
-    @property
-    def device(self) -> str:
-        return self.lease.device
-
-    @property
-    def token(self) -> int:
-        return self.lease.token
-
-    @property
-    def slot_ids(self) -> tuple[int, ...]:
-        return self.lease.slot_ids
-
-    @property
-    def preemption(self) -> Preemption | None:
-        """Who wants the lease, as of the last look; finish the chunk, park, and end it in time."""
-        if self._wanted is None:
-            return None
-        by, until_s = self._wanted
-        return Preemption(by=by, left_s=until_s - time.monotonic())
-
-    def give_way(self) -> None:
-        """Passes unless somebody wants the lease; for moments in which the device can be parked.
-
-        Raises:
-            PreemptedError: names who.
-        """
-        if (wanted := self.preemption) is not None:
-            raise PreemptedError(wanted.by)
-
-    def check(self) -> None:
-        """Passes while the lease is held.
-
-        Raises:
-            LeaseError: it was overtaken or preempted, or could not be renewed before it expired.
-        """
-        if self._lost is not None:
-            raise self._lost
-        if (wanted := self.preemption) is not None and wanted.left_s <= 0:
-            raise LeaseError(f"lease of {self.device}: {wanted.by!r} has it now, whose priority is larger.")
-        if self._store.has_expired(self.lease):  # the machine slept, or the file was not writable
-            self.lease = self._store.renew(self.lease)
-
-    def end(self) -> None:
-        """Stops renewing and gives the slots back."""
-        self._done.set()
-        self._thread.join()
-        self._store.release(self.lease)
-
-    def _renew(self) -> None:
-        every_s = self.lease.ttl_s / 3.0  # two renewals may fail before the lease does
-        due_s = time.monotonic() + every_s
-        look_s = _LOOK_S if self._is_preemptible else every_s
-        while not self._done.wait(min(look_s, max(0.0, due_s - time.monotonic()))):
-            try:
-                if self._is_preemptible:
-                    found = self._store.preemption(self.lease)
-                    if found is None and self._wanted is not None:  # taken back, or taken: then this says so
-                        self.lease, self._wanted = self._store.renew(self.lease), None
-                    if found is not None:
-                        self._wanted = found.by, time.monotonic() + found.left_s
-                if time.monotonic() >= due_s:
-                    due_s = time.monotonic() + every_s
-                    self.lease = self._store.renew(self.lease)
-            except LeaseFileError as error:
-                if not self._store.has_expired(self.lease):
-                    logger.warning("%s Trying again.", error)
-                    continue
-                self._lost = error
-            except LeaseError as error:
-                self._lost = error
-            if self._lost is not None:
-                logger.error("%s", self._lost)
-                return
+    holder: str
+    process: Holder
+    ttl_s: float
+    priority: int
 
 
 class LeaseStore:
@@ -206,6 +125,7 @@ class LeaseStore:
         wait_s: float = 0.0,
         preempt_s: float | None = None,
         preemptible: bool = False,
+        turn_s: float | None = None,
     ) -> Lease:
         """Takes slots of a device, or of the first of several that has them free.
 
@@ -219,42 +139,98 @@ class LeaseStore:
                 never overtakes an equal one that does.
             wait_s: how long to wait for free slots.
             preempt_s: ask holders of smaller priority, who are preemptible, to give up within so many
-                seconds; None: nobody is asked. It needs a `wait_s` as long.
+                seconds, and those of the same priority whose turn is over; None: nobody is asked. It needs
+                a `wait_s` as long.
             preemptible: whether the holder looks at `HeldLease.preemption`, and gives up in time.
+            turn_s: of a preemptible holder: after so long it gives up for the same priority too; None: never.
+                The turn of a holder with another clock counts from its last renewal.
 
         Raises:
             LeaseError: not enough free slots, with who has them since when and until when; or the device has
                 stopped, and nobody has cleared it.
         """
         specs = list(spec) if isinstance(spec, Sequence) else [spec]
-        at = f"lease of {', '.join(one.name for one in specs)}"
-        most = min(one.slots for one in specs)
-        if slots is not None and not 1 <= slots <= most:
-            raise LeaseError(f"{at}: got slots {slots}, allowed 1 to {most}, or None for all.")
-        if not ttl_s > 0:
-            raise LeaseError(f"{at}: got ttl_s {ttl_s}, allowed: above 0.")
+        asker = _Asker(holder, self._process, ttl_s, priority)
+        _check([(one, slots) for one in specs], ttl_s)
         if preempt_s is not None and not 0 <= preempt_s <= wait_s:
+            at = f"lease of {', '.join(one.name for one in specs)}"
             raise LeaseError(f"{at}: got preempt_s {preempt_s}, allowed: 0 to wait_s={wait_s:g}, or None.")
-        for one in specs:
-            one.require_trusted()
+
+        def take(rows: sqlite3.Connection, tickets: Mapping[str, int]) -> Lease | str:
+            found = self._first(rows, specs, slots, asker, tickets)
+            if isinstance(found, Lease):
+                if preemptible:
+                    preemption.promise(rows, found, priority, turn_s)
+            elif preempt_s is not None:
+                # the preferred one of those whose holders are willing: one is needed
+                any(self._asked(rows, one, slots, asker, tickets, preempt_s) for one in specs)
+            return found
+
+        names = [one.name for one in specs]
+        return self._stand_in_line(names, take, priority, wait_s, asks=preempt_s is not None)
+
+    def acquire_all(
+        self,
+        wanted: Sequence[tuple[DeviceSpec, int | None]],
+        *,
+        holder: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        priority: int = 0,
+        wait_s: float = 0.0,
+    ) -> list[Lease]:
+        """Takes slots of several devices at one moment, or of none.
+
+        A caller that waits holds nothing: two that want the same devices in another order do not wait for
+        each other. Its places in all lines are of one moment too, so that who came first goes first
+        everywhere; those behind it wait for a device that it does not take yet.
+
+        Args:
+            wanted: devices, each once, and how many slots of each; None for all of them, exclusively.
+            holder: as in `acquire`, like the rest.
+            ttl_s: of each lease.
+            priority: in all lines.
+            wait_s: how long to wait until all are free.
+
+        Raises:
+            LeaseError: as `acquire`; the message names each device that is not free.
+        """
+        asker = _Asker(holder, self._process, ttl_s, priority)
+        _check(wanted, ttl_s)
+
+        def take(rows: sqlite3.Connection, tickets: Mapping[str, int]) -> list[Lease] | str:
+            found = [self._free(rows, spec, slots, asker, tickets.get(spec.name)) for spec, slots in wanted]
+            refusals = [one for one in found if isinstance(one, str)]
+            if refusals:
+                return "\n".join(refusals)
+            return [
+                self._grant(rows, spec, slots, asker, free)
+                for (spec, slots), free in zip(wanted, found, strict=True)
+                if not isinstance(free, str)
+            ]
+
+        return self._stand_in_line([spec.name for spec, _ in wanted], take, priority, wait_s)
+
+    def _stand_in_line(
+        self,
+        names: Sequence[str],
+        take: Callable[[sqlite3.Connection, Mapping[str, int]], T | str],
+        priority: int,
+        wait_s: float,
+        *,
+        asks: bool = False,
+    ) -> T:
+        """Returns what `take` does once that is no refusal; `asks`: it may ask holders to give up."""
         deadline_s = time.monotonic() + wait_s
         tickets = dict[str, int]()
         try:
             while True:
                 with self._file.transaction() as rows:
                     if wait_s > 0:
-                        for one in specs:
-                            ticket = tickets.get(one.name)
-                            tickets[one.name] = self._line.keep(rows, one.name, priority, ticket)
-                    found = self._first(rows, specs, holder, slots, ttl_s, priority, tickets)
-                    if isinstance(found, Lease):
-                        if preemptible:
-                            preemption.promise(rows, found, priority)
-                        return found
-                    if preempt_s is not None:
-                        # the preferred one of those whose holders are willing: one is needed
-                        how = (holder, slots, priority, tickets, preempt_s)
-                        any(self._asked(rows, one, *how) for one in specs)
+                        for name in names:
+                            tickets[name] = self._line.keep(rows, name, priority, tickets.get(name))
+                    found = take(rows, tickets)
+                if not isinstance(found, str):
+                    return found
                 if time.monotonic() >= deadline_s:
                     raise LeaseError(found)
                 time.sleep(_POLL_S)
@@ -263,10 +239,10 @@ class LeaseStore:
                 with self._file.transaction() as rows:
                     for ticket in tickets.values():
                         self._line.leave(rows, ticket)
-                    if preempt_s is not None:
+                    if asks:
                         preemption.create(rows)
-                        for one in specs:
-                            preemption.forgive(rows, self._process, one.name)
+                        for name in names:
+                            preemption.forgive(rows, self._process, name)
 
     def renew(self, lease: Lease, ttl_s: float | None = None) -> Lease:
         """Extends a lease by `ttl_s` (its own if None) from now.
@@ -308,6 +284,7 @@ class LeaseStore:
         wait_s: float = 0.0,
         preempt_s: float | None = None,
         preemptible: bool = False,
+        turn_s: float | None = None,
     ) -> Generator[HeldLease]:
         """Acquires, renews in a thread, and releases at the end; arguments as in `acquire`."""
         lease = self.acquire(
@@ -319,12 +296,31 @@ class LeaseStore:
             wait_s=wait_s,
             preempt_s=preempt_s,
             preemptible=preemptible,
+            turn_s=turn_s,
         )
         held = HeldLease(self, lease, preemptible=preemptible)
         try:
             yield held
         finally:
             held.end()
+
+    @contextmanager
+    def hold_all(
+        self,
+        wanted: Sequence[tuple[DeviceSpec, int | None]],
+        *,
+        holder: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        priority: int = 0,
+        wait_s: float = 0.0,
+    ) -> Generator[list[HeldLease]]:
+        """Acquires all, renews each in a thread, and releases them at the end; as in `acquire_all`."""
+        leases = self.acquire_all(wanted, holder=holder, ttl_s=ttl_s, priority=priority, wait_s=wait_s)
+        with ExitStack() as stack:
+            held = [HeldLease(self, lease) for lease in leases]
+            for one in held:
+                stack.callback(one.end)
+            yield held
 
     def active(self, device: str | None = None) -> list[Lease]:
         """Returns the leases that hold, of one device or of all, oldest first."""
@@ -376,10 +372,8 @@ class LeaseStore:
         self,
         rows: sqlite3.Connection,
         specs: Sequence[DeviceSpec],
-        holder: str,
         slots: int | None,
-        ttl_s: float,
-        priority: int,
+        asker: _Asker,
         tickets: Mapping[str, int],
     ) -> Lease | str:
         """Returns a lease of the first device that has what is asked for, or why none has.
@@ -390,13 +384,13 @@ class LeaseStore:
         refusals = list[str]()
         for spec in specs:
             try:
-                found = self._try(rows, spec, holder, slots, ttl_s, priority, tickets.get(spec.name))
+                found = self._free(rows, spec, slots, asker, tickets.get(spec.name))
             except LeaseError as error:  # it has stopped; another may do
                 if len(specs) == 1:
                     raise
                 found = str(error)
-            if isinstance(found, Lease):
-                return found
+            if not isinstance(found, str):
+                return self._grant(rows, spec, slots, asker, found)
             refusals.append(found)
         return "\n".join(refusals)
 
@@ -404,33 +398,25 @@ class LeaseStore:
         self,
         rows: sqlite3.Connection,
         spec: DeviceSpec,
-        holder: str,
         slots: int | None,
-        priority: int,
+        asker: _Asker,
         tickets: Mapping[str, int],
         within_s: float,
     ) -> bool:
         """Asks holders of a device to give up; returns whether enough are willing, and nobody is ahead."""
-        ahead = self._line.count_ahead(rows, spec.name, priority, tickets.get(spec.name))
+        ahead = self._line.count_ahead(rows, spec.name, asker.priority, tickets.get(spec.name))
         if ahead or spec.name in find_stops(rows):
             return False
         now_s = self._clock.now_s()
         held = self._purge(rows, spec.name, now_s)
         missing = (spec.slots if slots is None else slots) - spec.slots + sum(lease.slots for lease in held)
-        who: dict[str, Any] = {"priority": priority, "by": holder, "process": self._process}
+        who: dict[str, Any] = {"priority": asker.priority, "by": asker.holder, "process": asker.process}
         return preemption.ask(rows, held, missing=missing, within_s=within_s, now_s=now_s, **who)
 
-    def _try(
-        self,
-        rows: sqlite3.Connection,
-        spec: DeviceSpec,
-        holder: str,
-        slots: int | None,
-        ttl_s: float,
-        priority: int,
-        ticket: int | None,
-    ) -> Lease | str:
-        """Returns a lease, or the reason why there is none now.
+    def _free(
+        self, rows: sqlite3.Connection, spec: DeviceSpec, slots: int | None, asker: _Asker, ticket: int | None
+    ) -> list[int] | str:
+        """Returns the slots that can be taken now, or the reason why there are too few.
 
         Raises:
             LeaseError: the device has stopped: waiting does not help.
@@ -438,9 +424,8 @@ class LeaseStore:
         if spec.name in (stops := find_stops(rows)):
             raise LeaseError(stops[spec.name].refusal())
         preemption.create(rows)
-        now_s = self._clock.now_s()
-        held = self._purge(rows, spec.name, now_s)
-        ahead = self._line.count_ahead(rows, spec.name, priority, ticket)
+        held = self._purge(rows, spec.name, self._clock.now_s())
+        ahead = self._line.count_ahead(rows, spec.name, asker.priority, ticket)
         taken = {slot for lease in held for slot in lease.slot_ids}
         free = [slot for slot in range(spec.slots) if slot not in taken]
         is_free = (
@@ -448,23 +433,30 @@ class LeaseStore:
         )
         if ahead or not is_free:
             return _refusal(spec, slots, held, len(free), ahead)
+        return free
+
+    def _grant(
+        self, rows: sqlite3.Connection, spec: DeviceSpec, slots: int | None, asker: _Asker, free: list[int]
+    ) -> Lease:
+        """Writes a lease of as many of the free slots as are wanted."""
+        now_s = self._clock.now_s()
         token = self._next_token(rows, spec)
         lease = Lease(
             device=spec.name,
             token=token,
             slot_ids=tuple(free if slots is None else free[:slots]),
             exclusive=slots is None,
-            holder=holder,
-            process=self._process,
+            holder=asker.holder,
+            process=asker.process,
             since_s=now_s,
-            expires_s=now_s + ttl_s,
-            ttl_s=ttl_s,
+            expires_s=now_s + asker.ttl_s,
+            ttl_s=asker.ttl_s,
         )
         ids = ",".join(map(str, lease.slot_ids))
         text = lease.process.to_text()
         rows.execute(
             "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (lease.device, token, ids, lease.exclusive, holder, text, now_s, lease.expires_s, ttl_s),
+            (spec.name, token, ids, slots is None, asker.holder, text, now_s, lease.expires_s, asker.ttl_s),
         )
         return lease
 
@@ -525,6 +517,22 @@ class LeaseStore:
         rows.execute("DELETE FROM seen WHERE row = ?", (_row(lease),))
         preemption.create(rows)
         preemption.withdraw(rows, lease.device, lease.token)
+
+
+def _check(wanted: Sequence[tuple[DeviceSpec, int | None]], ttl_s: float) -> None:
+    """Refuses what no device can give.
+
+    Raises:
+        LeaseError: too many or too few slots, no life, or a device that cannot be trusted.
+    """
+    at = f"lease of {', '.join(spec.name for spec, _ in wanted)}"
+    for spec, slots in wanted:
+        if slots is not None and not 1 <= slots <= spec.slots:
+            raise LeaseError(f"{at}: got slots {slots}, allowed 1 to {spec.slots}, or None for all.")
+    if not ttl_s > 0:
+        raise LeaseError(f"{at}: got ttl_s {ttl_s}, allowed: above 0.")
+    for spec, _ in wanted:
+        spec.require_trusted()
 
 
 def _row(lease: Lease) -> str:

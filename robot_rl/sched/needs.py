@@ -65,6 +65,30 @@ class Need:
             yield f"it cannot {', '.join(sorted(self.caps - spec.caps))}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LineConfig:
+    """Who goes first at an arm that several want."""
+
+    priority: int = 0
+    """Of those who wait for an arm, the larger goes first; who has it lets it go for a larger one, at rest,
+    and goes on when it is free again."""
+    preempt_s: float | None = None
+    """Who has an arm with a smaller priority, or had its turn, gets so many seconds to end its chunk and to
+    park; null: it may finish."""
+    turn_s: float | None = None
+    """After so many seconds with an arm, those of the same priority go first who wait with `preempt_s`; null:
+    it may finish."""
+
+    def check_line(self) -> None:
+        """Refuses times that no arm can keep.
+
+        Raises:
+            ConfigError: less than a second.
+        """
+        for name, value in (("preempt_s", self.preempt_s), ("turn_s", self.turn_s)):
+            require(value is None or value >= 1, name, value, "1 or more, or null")
+
+
 def check_needs(station: str | None, needs: NeedsConfig, at: str = "") -> None:
     """Refuses needs where one station is named."""
     require(station == ANY or needs == NeedsConfig(), f"{at}needs", needs, f"nothing without station={ANY}")

@@ -1,7 +1,9 @@
-"""Leases that a larger priority can take: who asked for one, and until when its holder has to give it up.
+"""Leases that others can take: who asked for one, and until when its holder has to give it up.
 
     acquire(..., preemptible=True)     the holder promises to look, and to give up in time
-    acquire(..., preempt_s=10)         a waiter of larger priority asks it to, within so many seconds
+    acquire(..., turn_s=600)           likewise, to an equal priority too, but only after so many seconds
+    acquire(..., preempt_s=10)         a waiter of larger priority asks it to, within so many seconds;
+                                       of equal priority, once the holder's turn is over
     HeldLease.preemption               what the holder sees: it finishes its chunk, parks, releases
 
 At the deadline the lease is over, whatever the holder does, and its fencing token with it. Who did not
@@ -10,6 +12,7 @@ promise keeps the lease. Every call is within a transaction of the lease file.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,17 +20,24 @@ from dataclasses import dataclass
 from robot_rl.sched.lease import Holder, Lease
 from robot_rl.sched.lease_file import unchanged_s
 
-_CREATE = """
+_CREATE = (
+    """
 CREATE TABLE IF NOT EXISTS preemptible (
     device TEXT NOT NULL, token INTEGER NOT NULL, priority INTEGER NOT NULL,
     by_holder TEXT, by_process TEXT, asked_s REAL, within_s REAL, PRIMARY KEY (device, token)
 )
-"""
+""",
+    """
+CREATE TABLE IF NOT EXISTS turns (
+    device TEXT NOT NULL, token INTEGER NOT NULL, turn_s REAL NOT NULL, PRIMARY KEY (device, token)
+)
+""",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preemption:
-    """A lease is wanted by a larger priority."""
+    """A lease is wanted by a larger priority, or by an equal one at the end of its turn."""
 
     by: str
     """Who wants it."""
@@ -36,7 +46,7 @@ class Preemption:
 
 
 class PreemptedError(Exception):
-    """Ends what the holder of a lease does: a larger priority wants it."""
+    """Ends what the holder of a lease does: others want it, and go first."""
 
     def __init__(self, by: str) -> None:
         super().__init__(by)
@@ -44,19 +54,23 @@ class PreemptedError(Exception):
 
 
 def create(rows: sqlite3.Connection) -> None:
-    """Makes the table in a lease file that has none: files of before stay readable."""
-    rows.execute(_CREATE)
+    """Makes the tables in a lease file that has none: files of before stay readable."""
+    for table in _CREATE:
+        rows.execute(table)
 
 
-def promise(rows: sqlite3.Connection, lease: Lease, priority: int) -> None:
-    """Notes that the holder gives up for a larger priority than this."""
+def promise(rows: sqlite3.Connection, lease: Lease, priority: int, turn_s: float | None) -> None:
+    """Notes that the holder gives up for a larger priority than this; after `turn_s` for the same one too."""
     values = (lease.device, lease.token, priority)
     rows.execute("INSERT INTO preemptible (device, token, priority) VALUES (?, ?, ?)", values)
+    if turn_s is not None:
+        rows.execute("INSERT INTO turns VALUES (?, ?, ?)", (lease.device, lease.token, turn_s))
 
 
 def withdraw(rows: sqlite3.Connection, device: str, token: int) -> None:
     """Forgets a lease that has ended."""
-    rows.execute("DELETE FROM preemptible WHERE device = ? AND token = ?", (device, token))
+    for table in ("preemptible", "turns"):
+        rows.execute(f"DELETE FROM {table} WHERE device = ? AND token = ?", (device, token))
     rows.execute("DELETE FROM seen WHERE row = ?", (_row(device, token),))
 
 
@@ -110,7 +124,7 @@ def ask(
         rows: of the lease file.
         held: leases of the device, oldest first; of equal priorities the newest gives up first.
         missing: slots that are wanted beyond the free ones.
-        priority: of the waiter; only smaller ones are asked.
+        priority: of the waiter; only smaller ones are asked, and equal ones whose turn is over.
         by: its name.
         process: its process.
         now_s: by its clock.
@@ -121,13 +135,24 @@ def ask(
     """
     device = held[0].device if held else ""
     promised = {
-        token: of
-        for token, of in rows.execute("SELECT token, priority FROM preemptible WHERE device = ?", (device,))
+        token: (of, math.inf if turn_s is None else turn_s)
+        for token, of, turn_s in rows.execute(
+            "SELECT token, priority, turn_s FROM preemptible LEFT JOIN turns USING (device, token) "
+            "WHERE device = ?",
+            (device,),
+        )
     }
-    willing = [lease for lease in held if lease.token in promised and promised[lease.token] < priority]
+
+    def is_willing(lease: Lease) -> bool:
+        if lease.token not in promised:
+            return False
+        of, turn_s = promised[lease.token]
+        return of < priority or (of == priority and now_s - lease.since_s >= turn_s)
+
+    willing = [lease for lease in held if is_willing(lease)]
     if sum(lease.slots for lease in willing) < missing:
         return False
-    for lease in sorted(willing, key=lambda it: (promised[it.token], -it.token)):
+    for lease in sorted(willing, key=lambda it: (promised[it.token][0], -it.token)):
         if missing <= 0:
             break
         missing -= lease.slots

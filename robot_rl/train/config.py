@@ -13,7 +13,7 @@ from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig, PolicyConfig
 from robot_rl.real.station import load_station
 from robot_rl.rollout.ray_config import RayConfig
-from robot_rl.sched.needs import ANY, NeedsConfig, check_needs
+from robot_rl.sched.needs import ANY, LineConfig, NeedsConfig, check_needs
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.sim.variation import check_variation
 from robot_rl.train.finetune.names import is_ours, kind_of
@@ -123,7 +123,7 @@ class VideoConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(LineConfig):
     """A training run: demonstrations, cloning or fine-tuning, reinforcement learning, evaluation."""
 
     recipe: str = "custom"
@@ -150,11 +150,6 @@ class RunConfig:
     """A station by name or path, whose arm collects; simulations without ROS if None."""
     needs: NeedsConfig = field(default_factory=NeedsConfig)
     """With station=any: what the arm must have; robot, task and cameras are those of the run anyway."""
-    priority: int = 0
-    """Of those who wait for an arm, the larger goes first. A run gives its arms up for a larger one, at rest,
-    and goes on when they are free again."""
-    preempt_s: float | None = None
-    """Who has an arm with a smaller priority gets so many seconds to park it; null: it may finish."""
     real_time: bool = False
     """One arm acts in another process, at the task's rate, and does not wait for the learner."""
     transport: Literal["inline", "process", "ray"] = "inline"
@@ -212,8 +207,7 @@ class RunConfig:
         self._check_latent()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         check_needs(self.station, self.needs)
-        within = self.preempt_s
-        require(within is None or within >= 1, "preempt_s", within, "1 or more, or null")
+        self.check_line()
         require(self.restarts >= 0, "restarts", self.restarts, "0 or more")
         require(self.silence_s > 0, "silence_s", self.silence_s, "above 0")
         on_ray = self.transport == "ray"

@@ -73,10 +73,8 @@ class RunSession:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            store = LeaseStore()
-            for spec, slots in self._devices:
-                held = store.hold(spec, holder=self._holder, slots=slots, wait_s=self._lease_wait_s)
-                self.leases.append(stack.enter_context(held))
+            held = LeaseStore().hold_all(self._devices, holder=self._holder, wait_s=self._lease_wait_s)
+            self.leases = stack.enter_context(held)
             stack.enter_context(self.display)
             self.metrics = stack.enter_context(MetricsWriter(self.folder))
             self._restore()

@@ -36,6 +36,7 @@ import numpy as np
 
 from robot_rl.core.errors import LeaseError
 from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched import held as holding
 from robot_rl.sched import leases
 from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.sched.preemption import PreemptedError
@@ -113,8 +114,8 @@ def _commands(held: HeldLease, arm: Arm, gives_way: bool) -> tuple[bool, float]:
 
 def race(folder: Path, rounds: int, seed: int, result: Connection) -> None:
     """The rival of one arm; sends what it found."""
-    leases._LOOK_S, leases._POLL_S = 0.02, 0.01
-    leases.logger.disabled = True  # a lease that was taken is what is wanted here
+    holding._LOOK_S, leases._POLL_S = 0.02, 0.01
+    holding.logger.disabled = True  # a lease that was taken is what is wanted here
     folder.mkdir()
     ours, theirs = _FORK.Pipe()
     process = _FORK.Process(target=holder, args=(folder, rounds, seed, theirs))

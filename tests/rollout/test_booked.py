@@ -103,7 +103,7 @@ def test_it_parks_for_a_larger_priority_and_goes_on_afterwards() -> None:
     assert [arm.held.token for arm in booked.arms] == [found[0] - 1, found[0] + 1]
     assert booked.notes == [
         "begins on arm-one",
-        "arm-one is given up: 'rival' has a larger priority. Waits for it",
+        "arm-one is given up: 'rival' goes first. Waits for it",
         "parks under its lease",
         "begins on arm-one",
     ]

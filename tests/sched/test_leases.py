@@ -220,6 +220,55 @@ def test_the_line_goes_by_priority_then_by_arrival(store: LeaseStore) -> None:
     assert results == ["urgent", "early", "late"]
 
 
+def test_several_devices_are_taken_at_one_moment_or_none(store: LeaseStore) -> None:
+    arm, cores = store.acquire_all([(ARM, None), (GPU, 2)], holder="first")
+    assert [(lease.device, lease.slot_ids, lease.exclusive) for lease in (arm, cores)] == [
+        ("arm1", (0,), True),
+        ("gpu0", (0, 1), False),
+    ]
+    store.release(arm)
+    with pytest.raises(LeaseError, match="lease of gpu0: wanted 2 slots, 1 of 3 slots are free"):
+        store.acquire_all([(ARM, None), (GPU, 2)], holder="second")
+    assert [lease.device for lease in store.active()] == ["gpu0"]
+    assert store.acquire(ARM, holder="third").token == arm.token + 1  # no token was spent for nothing
+    with pytest.raises(LeaseError) as both:
+        store.acquire_all([(ARM, None), (GPU, 2)], holder="second")
+    assert [line.partition(": ")[0] for line in str(both.value).splitlines()] == [
+        "lease of arm1",
+        "lease of gpu0",
+    ]
+    with pytest.raises(LeaseError, match="got slots 4, allowed 1 to 3"):
+        store.acquire_all([(ARM, 1), (GPU, 4)], holder="greedy")
+
+
+def all_in_line(store: LeaseStore, results: list[str], name: str, *specs: DeviceSpec) -> threading.Thread:
+    def wait() -> None:
+        with store.hold_all([(spec, None) for spec in specs], holder=name, wait_s=10.0) as held:
+            results.append(name)
+            assert [one.device for one in held] == [spec.name for spec in specs]
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_who_wants_the_same_devices_in_another_order_is_served_one_after_the_other(tmp_path: Path) -> None:
+    store, results = LeaseStore(tmp_path / "leases.db"), list[str]()
+    arm = store.acquire(ARM, holder="first")
+    threads = [all_in_line(store, results, "arm, then gpu", ARM, GPU)]
+    wait_for_line(store.path, 2)
+    with pytest.raises(LeaseError, match="3 of 3 slots are free, 1 waiting before you"):
+        store.acquire(GPU, holder="pushy", slots=1)  # or a small job after the other would starve it
+    threads.append(all_in_line(store, results, "gpu, then arm", GPU, ARM))
+    wait_for_line(store.path, 4)
+    assert [lease.device for lease in store.active()] == ["arm1"]  # who waits holds nothing
+    store.release(arm)
+    for thread in threads:
+        thread.join()
+    assert results == ["arm, then gpu", "gpu, then arm"]
+    assert store.active() == []
+
+
 def test_who_waits_in_vain_is_told_and_leaves_the_line(store: LeaseStore) -> None:
     store.acquire(ARM, holder="first")
     with pytest.raises(LeaseError, match="Held by 'first'"):

@@ -72,6 +72,53 @@ def test_equals_and_those_who_did_not_promise_keep_their_lease(
 
 
 @pytest.mark.usefixtures("waiting_on")
+def test_equals_are_asked_when_the_turn_of_a_holder_is_over(store: LeaseStore, clock: ManualClock) -> None:
+    held = store.acquire(ARM, holder="first", priority=1, preemptible=True, turn_s=60.0)
+    clock.advance(25.0)
+    held = store.renew(held)
+    clock.advance(25.0)
+    held = store.renew(held)
+    clock.advance(9.0)
+    assert ask(store, priority=1) is None
+    assert store.preemption(held) is None
+    clock.advance(1.0)
+    assert ask(store, priority=0) is None  # a smaller priority waits until it has finished
+    assert store.preemption(held) is None
+    assert ask(store, priority=1) is None
+    wanted = store.preemption(held)
+    assert wanted is not None
+    assert wanted.by == "urgent"
+    clock.advance(1e-6)
+    assert store.acquire(ARM, holder="second", priority=1).token == held.token + 1
+
+
+def test_two_of_the_same_priority_take_turns(tmp_path: Path) -> None:
+    store, had, over = LeaseStore(tmp_path / "leases.db"), list[tuple[str, float]](), threading.Event()
+
+    def share(name: str, turn_s: float) -> None:
+        while not over.is_set():
+            with store.hold(
+                ARM, holder=name, wait_s=20.0, preempt_s=10.0, preemptible=True, turn_s=turn_s
+            ) as held:
+                began_s = time.monotonic()
+                while held.preemption is None and not over.is_set():
+                    time.sleep(0.01)
+                had.append((name, time.monotonic() - began_s))
+
+    threads = [threading.Thread(target=share, args=turn) for turn in (("long", 1.0), ("short", 0.3))]
+    for thread in threads:
+        thread.start()
+    while len(had) < 6:
+        time.sleep(0.05)
+    over.set()
+    for thread in threads:
+        thread.join()
+    names = [name for name, _ in had[:6]]
+    assert names in (["long", "short"] * 3, ["short", "long"] * 3)
+    assert all(seconds >= {"long": 1.0, "short": 0.3}[name] for name, seconds in had[:6])
+
+
+@pytest.mark.usefixtures("waiting_on")
 def test_the_fewest_are_asked_the_smallest_priority_first_and_the_newest_of_equals(
     store: LeaseStore, clock: ManualClock
 ) -> None:

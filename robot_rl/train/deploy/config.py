@@ -7,11 +7,11 @@ from typing import Literal
 
 from robot_rl.core.errors import require
 from robot_rl.real.remote import RemoteKeys
-from robot_rl.sched.needs import NeedsConfig, check_needs
+from robot_rl.sched.needs import LineConfig, NeedsConfig, check_needs
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeployConfig:
+class DeployConfig(LineConfig):
     """A policy of a run folder on a station."""
 
     run: str
@@ -55,11 +55,6 @@ class DeployConfig:
     """Where the policy computes."""
     lease_wait_s: float = 0.0
     """How long to wait for an arm that another program holds."""
-    priority: int = 0
-    """Of those who wait for the arm, the larger goes first."""
-    preempt_s: float | None = None
-    """Who has the arm with a smaller priority gets so many seconds to finish its chunk and to park; null: it
-    may finish. A deployment that lost the arm so goes on when it is free again."""
 
     def __post_init__(self) -> None:
         require(1 <= self.episodes <= 10_000, "episodes", self.episodes, "1 to 10000")
@@ -72,5 +67,4 @@ class DeployConfig:
         m = self.ensemble
         require(m is None or m >= 0, "ensemble", m, "0 or more, or null")
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
-        within = self.preempt_s
-        require(within is None or within >= 1, "preempt_s", within, "1 or more, or null")
+        self.check_line()

@@ -126,12 +126,12 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
 def _leased(
     config: DeployConfig, able: Sequence[Place], wait_s: float = 0.0
 ) -> AbstractContextManager[HeldLease]:
-    """Returns a lease of the first arm that is free, which this deployment gives up for a larger priority."""
+    """Returns a lease of the first arm that is free, which this deployment gives up for who goes first."""
     within = config.preempt_s
     wait_s = max(wait_s, config.lease_wait_s, 0.0 if within is None else within + _ENDS_S)
-    how: dict[str, Any] = {"priority": config.priority, "preempt_s": within, "preemptible": True}
+    how: dict[str, Any] = {"priority": config.priority, "preempt_s": within, "turn_s": config.turn_s}
     devices, holder = [place.device for place in able], f"deploy {able[0].shown.task}"
-    return LeaseStore().hold(devices, holder=holder, wait_s=wait_s, **how)
+    return LeaseStore().hold(devices, holder=holder, wait_s=wait_s, preemptible=True, **how)
 
 
 def _open(device: EnvDevice, lease: HeldLease, config: DeployConfig) -> LeasedEnv:
@@ -221,7 +221,7 @@ class Player:
         self._act: Act | None = None
 
     def play(self, seeds: Array, lease: HeldLease) -> None:
-        """Plays one episode for every seed, until a larger priority wants the arm.
+        """Plays one episode for every seed, until another, who goes first, wants the arm.
 
         Raises:
             LeaseError: the lease is lost.
@@ -261,7 +261,7 @@ class Player:
         """Plays an episode.
 
         Raises:
-            PreemptedError: a larger priority wants the arm, and the chunk is executed.
+            PreemptedError: another, who goes first, wants the arm, and the chunk is executed.
         """
         env, journal = self._env, self._journal
         success, limited, steps = False, 0, 0

@@ -81,6 +81,7 @@ def _elsewhere(session: Session, name: str) -> Source:
         holder=f"train {config.recipe} seed {config.seed} {name}".strip(),
         priority=config.priority,
         preempt_s=config.preempt_s,
+        turn_s=config.turn_s,
         wait_s=_WAIT_S / len(config.acting),
         say=session.display.message,
     )

@@ -295,7 +295,7 @@ class RealSource(Here):
                 if len(rows) == wanted:
                     episodes = joined(env, rows)
                     break
-            conductor.say("the arm is parked: a larger priority has it now. Waits for it")
+            conductor.say("the arm is parked: another goes first. Waits for it")
             wait_s = math.inf
         made = "real" if device.spec.real else "sim"
         return RealEpisodes(source=made, policy_version=version, episodes=episodes, is_probe=is_probe)
@@ -303,7 +303,7 @@ class RealSource(Here):
     def _play(
         self, env: LeasedEnv, lease: HeldLease, seeds: Array, rows: list[Columns], mode: Mode, noise: int
     ) -> None:
-        """Adds an episode for every seed, until a larger priority wants the device."""
+        """Adds an episode for every seed, until another, who goes first, wants the device."""
         session = self._conductor.session
         executor = ChunkExecutor(
             self._policy,
