@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from robot_rl import __version__
-from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.core.errors import ConfigError
 from robot_rl.data.transitions import Segment
 from robot_rl.hal.device import DeviceSpec, LeaseLike
 from robot_rl.rollout.process import Turn
@@ -53,8 +53,10 @@ class RaySource(Elsewhere):
         spec: DeviceSpec,
         holder: str,
         ahead: int,
+        lease_wait_s: float,
         wait_s: float,
         restarts: int = 0,
+        holds_up: bool = True,
     ) -> None:
         """Starts nothing yet: the actor begins with the first weights.
 
@@ -65,69 +67,101 @@ class RaySource(Elsewhere):
             holder: of that lease.
             ahead: turns of the loop that the actor may be ahead; 0: it acts when it is asked, and what it
                 collects is what it would collect here.
-            wait_s: how long to wait for the lease.
+            lease_wait_s: how long to wait for the lease.
+            wait_s: how long `collect` waits for a segment, or for a node with room.
             restarts: how many actors in a row may be lost before that is an error.
+            holds_up: whether `collect` waits on, until there is a segment: a loop without arms has nothing
+                else to do.
         """
         super().__init__()
-        self._begin_with = build, spec.name, spec.slots, holder, wait_s
-        self._place_s = config.place_s + wait_s
+        self._begin_with = build, spec.name, spec.slots, holder, lease_wait_s
+        self._place_s, self._due_s = config.place_s + lease_wait_s, 0.0
         self._config, self._ahead = config, ahead
+        self._wait_s, self._holds_up = wait_s, holds_up
         self.revival = Revival(restarts)
         self.node, self.pid = "", 0
         """Where it acts, and its process there."""
         self._actor: Any = None
+        self._about: Any = None
+        """Which node it acts on, until that is known."""
         self._weights: tuple[int, Any] | None = None
         self._pending = deque["ray.ObjectRef[Turn]"]()
 
     def collect(self, published: Published) -> Segment | None:
-        """Returns the next segment.
+        """Returns the next segment; None if there is none yet, where the loop has more to do.
 
         Raises:
-            ActorError: the source failed, or too many actors were lost.
-            DeviceError: no node has what it needs.
+            ActorError: the source failed, too many actors were lost, or no node has what it needs.
             WeightsError: nothing was published.
         """
         ray = _ray(self._config)
         while True:
             try:
-                if self._actor is None:
-                    self._place(ray)
-                version, weights = self._publish(ray, published)
-                actor: Any = self._actor
-                while len(self._pending) <= self._ahead:
-                    self._pending.append(actor.act.remote(version, [weights]))
-                turn: Turn = ray.get(self._pending.popleft())
-                break
+                turn = self._turn(ray, published)
+                if turn is not None or not self._holds_up:
+                    break
             except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
                 if getattr(error, "actor_init_failed", False):  # another try would end the same
                     raise ActorError(f"actor: it did not begin: {_last_line(error)}") from error
                 self._lost(error)
             except ray.exceptions.RayTaskError as error:  # of the source: another try would end the same
                 raise ActorError(f"actor: {error.cause}") from error
+        if turn is None:
+            return None
         self.revival.well()
         turn.segment.begins, self._begins = self._begins or turn.segment.begins, False
         self.episodes.merge(turn.tally)
         return turn.segment
 
-    def _place(self, ray: Any) -> None:
-        """Begins the actor on a node that has what it needs."""
+    def _turn(self, ray: Any, published: Published) -> Turn | None:
+        """Returns the next turn of the actor, which begins if there is none and it may."""
+        if self._actor is None:
+            time.sleep(self.revival.wait_s if self._holds_up else min(self.revival.wait_s, self._wait_s))
+            if self.revival.wait_s:
+                return None
+            self._begin(ray)
+        if self._about is not None and not self._is_placed(ray):
+            return None
+        version, weights = self._publish(ray, published)
+        actor: Any = self._actor
+        while len(self._pending) <= self._ahead:
+            self._pending.append(actor.act.remote(version, [weights]))
+        ready, _ = ray.wait([self._pending[0]], timeout=None if self._holds_up else self._wait_s)
+        return ray.get(self._pending.popleft()) if ready else None
+
+    def _begin(self, ray: Any) -> None:
+        """Asks for an actor on a node that has what it needs."""
         config = self._config
         options: dict[str, Any] = {"num_cpus": config.cpus, "max_restarts": 0}
         if config.labels:
             options["label_selector"] = config.labels
         self._actor = ray.remote(_Acting).options(**options).remote(*self._begin_with)
-        try:
-            self.node, self.pid, version = ray.get(self._actor.about.remote(), timeout=self._place_s)
-        except ray.exceptions.GetTimeoutError:
+        self._about, self._due_s = self._actor.about.remote(), time.monotonic() + self._place_s
+
+    def _is_placed(self, ray: Any) -> bool:
+        """Returns whether the actor has begun.
+
+        Raises:
+            ActorError: no node has what it needs, or the node has another version.
+        """
+        left_s = max(0.0, self._due_s - time.monotonic())
+        ready, _ = ray.wait([self._about], timeout=left_s if self._holds_up else min(left_s, self._wait_s))
+        if ready:
+            self.node, self.pid, version = ray.get(self._about)
+            self._about = None
+            if version != __version__:
+                raise ActorError(
+                    f"ray: node {self.node} has robot_rl {version}, this one {__version__}. "
+                    "Install one on all."
+                )
+        elif time.monotonic() >= self._due_s:
             ray.kill(self._actor)
-            self._actor = None
-            raise DeviceError(_no_room(ray, config)) from None
-        except ray.exceptions.RayTaskError as error:
-            raise ActorError(f"actor: {error.cause}") from error
-        if version != __version__:
-            raise ActorError(
-                f"ray: node {self.node} has robot_rl {version}, this one {__version__}. Install one on all."
-            )
+            self._actor = self._about = None
+            why = _no_room(ray, self._config)
+            if not self.node:
+                raise ActorError(why)
+            self.revival.lost(LostActorError(why))  # there was room before
+        return bool(ready)
 
     def _publish(self, ray: Any, published: Published) -> tuple[int, Any]:
         newest = newest_of(published)
@@ -136,10 +170,9 @@ class RaySource(Elsewhere):
         return self._weights
 
     def _lost(self, error: Exception) -> None:
-        self._actor, self._begins = None, True
+        self._actor, self._about, self._begins = None, None, True
         self._pending.clear()
         self.revival.lost(LostActorError(f"ray: the source on {self.node} is lost: {_first_line(error)}"))
-        time.sleep(self.revival.wait_s)
 
     def close(self) -> None:
         """Ends the actor; the cluster stays."""

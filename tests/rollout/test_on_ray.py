@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,16 @@ import pytest
 
 from robot_rl.config import build, load, plain
 from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.data.transitions import Segment
+from robot_rl.hal.device import DeviceSpec, LeaseLike
 from robot_rl.rollout.on_ray import RaySource
+from robot_rl.rollout.ray_config import RayConfig
+from robot_rl.rollout.revival import ActorError
+from robot_rl.rollout.sources import InlineSource
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
+from tests.rollout.test_process import build as act_here
+from tests.rollout.test_process import offered
 from tests.runs import SMALL
 
 RAY = {"transport": "ray", "ahead": 0, "ray": {"cpus": 0.5}}
@@ -57,6 +64,49 @@ def test_what_acts_on_ray_when_it_is_asked_is_what_would_act_here(
     assert lost[0].revival.count == 1
     with pytest.raises(DeviceError, match=r"ray.labels: none of 1 nodes has room=lab"):
         run(tmp_path / "label", **{**RAY, "ray": {"labels": {"room": "lab"}, "place_s": 5.0}})
+
+
+def acting(leases: Sequence[LeaseLike]) -> InlineSource:
+    assert [lease.device for lease in leases] == ["fake"]
+    return act_here()
+
+
+class Busy:
+    def is_there(self) -> bool:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.usefixtures("cluster")
+def test_a_loop_that_has_more_to_do_does_not_wait_for_room() -> None:
+    import ray
+
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+    ray.init(address="local", num_cpus=1, namespace="robot_rl", **quiet)
+    busy: Any = ray.remote(Busy).options(num_cpus=1).remote()
+    assert ray.get(busy.is_there.remote())
+
+    def source(place_s: float) -> RaySource:
+        spec = DeviceSpec(name="fake", kind="sim")
+        how: dict[str, Any] = {"lease_wait_s": 0.0, "wait_s": 0.05, "holds_up": False}
+        return RaySource(acting, RayConfig(place_s=place_s), spec=spec, holder="test", ahead=1, **how)
+
+    def first(collects: RaySource) -> Segment:
+        while (segment := collects.collect(handle)) is None:
+            pass  # until `place_s` is over
+        return segment
+
+    handle, without_room, patient = offered(), source(place_s=0.1), source(place_s=600.0)
+    with pytest.raises(ActorError, match=r"ray.cpus: asked for 1; after 0.1 s .* 0 are free on 1 nodes"):
+        first(without_room)
+    assert [patient.collect(handle) for _ in range(4)] == [None] * 4
+    ray.kill(busy)
+    assert first(patient).begins
+    assert patient.node
+    patient.close()
+    without_room.close()
 
 
 @pytest.mark.parametrize(

@@ -182,8 +182,10 @@ def _on_ray(session: Session, name: str) -> Source:
         spec=device_spec(config.env_of(name)),
         holder=f"train {config.recipe}, on Ray",
         ahead=config.ahead,
-        wait_s=config.lease_wait_s,
+        lease_wait_s=config.lease_wait_s,
+        wait_s=_WAIT_S / len(config.acting),
         restarts=config.restarts,
+        holds_up=not config.has_arm,
     )
 
 
