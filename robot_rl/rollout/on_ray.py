@@ -122,9 +122,9 @@ class RaySource(Elsewhere):
             self._begin(ray)
         if self._about is not None and not self._is_placed(ray):
             return None
-        version, weights = self._publish(ray, published)
         actor: Any = self._actor
         while len(self._pending) <= self._ahead:
+            version, weights = self._publish(ray, published)
             self._pending.append(actor.act.remote(version, [weights]))
         ready, _ = ray.wait([self._pending[0]], timeout=None if self._holds_up else self._wait_s)
         return ray.get(self._pending.popleft()) if ready else None
@@ -179,12 +179,13 @@ class RaySource(Elsewhere):
         if self._actor is None:
             return
         ray = _ray(self._config)
-        try:
-            ray.get(self._actor.close.remote(), timeout=10.0)
-        except ray.exceptions.RayError as error:
-            logger.warning("ray: %s", _first_line(error))
+        if self._about is None:  # it acts; otherwise it waits for room, and has nothing to close
+            try:
+                ray.get(self._actor.close.remote(), timeout=10.0)
+            except ray.exceptions.RayError as error:
+                logger.warning("ray: %s", _first_line(error))
         ray.kill(self._actor)
-        self._actor = None
+        self._actor = self._about = None
 
 
 class _Acting:

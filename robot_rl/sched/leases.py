@@ -143,7 +143,7 @@ class LeaseStore:
                 a `wait_s` as long.
             preemptible: whether the holder looks at `HeldLease.preemption`, and gives up in time.
             turn_s: of a preemptible holder: after so long it gives up for the same priority too; None: never.
-                The turn of a holder with another clock counts from its last renewal.
+                The turn of a holder with another clock counts from its last renewal, and so does not end.
 
         Raises:
             LeaseError: not enough free slots, with who has them since when and until when; or the device has
@@ -155,6 +155,11 @@ class LeaseStore:
         if preempt_s is not None and not 0 <= preempt_s <= wait_s:
             at = f"lease of {', '.join(one.name for one in specs)}"
             raise LeaseError(f"{at}: got preempt_s {preempt_s}, allowed: 0 to wait_s={wait_s:g}, or None.")
+
+        if turn_s is not None and not preemptible:
+            raise LeaseError(
+                f"lease of {specs[0].name}: got turn_s {turn_s}, allowed: with preemptible only."
+            )
 
         def take(rows: sqlite3.Connection, tickets: Mapping[str, int]) -> Lease | str:
             found = self._first(rows, specs, slots, asker, tickets)
@@ -181,8 +186,8 @@ class LeaseStore:
         """Takes slots of several devices at one moment, or of none.
 
         A caller that waits holds nothing: two that want the same devices in another order do not wait for
-        each other. Its places in all lines are of one moment too, so that who came first goes first
-        everywhere; those behind it wait for a device that it does not take yet.
+        each other. It stands in the lines of those that are not free, with a place from when it came; the
+        others are not kept for it, since who holds what it waits for may need more of them.
 
         Args:
             wanted: devices, each once, and how many slots of each; None for all of them, exclusively.
@@ -201,6 +206,9 @@ class LeaseStore:
             found = [self._free(rows, spec, slots, asker, tickets.get(spec.name)) for spec, slots in wanted]
             refusals = [one for one in found if isinstance(one, str)]
             if refusals:
+                for (spec, _), one in zip(wanted, found, strict=True):
+                    if spec.name in tickets and not isinstance(one, str):
+                        self._line.leave(rows, tickets[spec.name])  # `keep` puts it back, at its place
                 return "\n".join(refusals)
             return [
                 self._grant(rows, spec, slots, asker, free)
@@ -317,9 +325,12 @@ class LeaseStore:
         """Acquires all, renews each in a thread, and releases them at the end; as in `acquire_all`."""
         leases = self.acquire_all(wanted, holder=holder, ttl_s=ttl_s, priority=priority, wait_s=wait_s)
         with ExitStack() as stack:
-            held = [HeldLease(self, lease) for lease in leases]
-            for one in held:
-                stack.callback(one.end)
+            held = list[HeldLease]()
+            for lease in leases:
+                stack.callback(self.release, lease)
+            for lease in leases:
+                held.append(HeldLease(self, lease))
+                stack.callback(held[-1].end)
             yield held
 
     def active(self, device: str | None = None) -> list[Lease]:

@@ -1,7 +1,7 @@
 """Leases that others can take: who asked for one, and until when its holder has to give it up.
 
     acquire(..., preemptible=True)     the holder promises to look, and to give up in time
-    acquire(..., turn_s=600)           likewise, to an equal priority too, but only after so many seconds
+    acquire(..., preemptible=True, turn_s=600)   to an equal priority too, but only after so many seconds
     acquire(..., preempt_s=10)         a waiter of larger priority asks it to, within so many seconds;
                                        of equal priority, once the holder's turn is over
     HeldLease.preemption               what the holder sees: it finishes its chunk, parks, releases

@@ -102,6 +102,9 @@ def test_a_loop_that_has_more_to_do_does_not_wait_for_room() -> None:
     with pytest.raises(ActorError, match=r"ray.cpus: asked for 1; after 0.1 s .* 0 are free on 1 nodes"):
         first(without_room)
     assert [patient.collect(handle) for _ in range(4)] == [None] * 4
+    leaving = source(place_s=600.0)
+    assert leaving.collect(handle) is None
+    leaving.close()
     ray.kill(busy)
     assert first(patient).begins
     assert patient.node
