@@ -116,8 +116,7 @@ class RaySource(Elsewhere):
     def _turn(self, ray: Any, published: Published) -> Turn | None:
         """Returns the next turn of the actor, which begins if there is none and it may."""
         if self._actor is None:
-            time.sleep(self.revival.wait_s if self._holds_up else min(self.revival.wait_s, self._wait_s))
-            if self.revival.wait_s:
+            if not self.revival.is_due(None if self._holds_up else self._wait_s):
                 return None
             self._begin(ray)
         if self._about is not None and not self._is_placed(ray):

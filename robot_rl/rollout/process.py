@@ -136,8 +136,7 @@ class ProcessSource(Elsewhere):
     def _turn(self, published: Published) -> Turn | None:
         """Returns the next turn of the actor, which begins if there is none and it may."""
         if self._actor is None:
-            time.sleep(self.revival.wait_s if self._holds_up else min(self.revival.wait_s, self._wait_s))
-            if self.revival.wait_s:
+            if not self.revival.is_due(None if self._holds_up else self._wait_s):
                 return None
             self._actor = _Actor(self._build, self._period_s, self._ahead, published)
             self._is_asked = False

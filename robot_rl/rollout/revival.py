@@ -36,6 +36,11 @@ class Revival:
         """Time until the next may begin; 0 if it may begin now."""
         return max(0.0, self._due_s - time.monotonic())
 
+    def is_due(self, most_s: float | None) -> bool:
+        """Returns whether the next may begin now, after a wait of `most_s` at most; None: until it may."""
+        time.sleep(self.wait_s if most_s is None else min(self.wait_s, most_s))
+        return not self.wait_s
+
     def lost(self, error: LostActorError) -> None:
         """Notes a loss.
 
