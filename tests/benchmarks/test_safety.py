@@ -32,6 +32,5 @@ def test_the_filter_is_at_most_2_percent_of_a_step(num_envs: int, monkeypatch: p
     for action in actions:
         env.step(action)
     share = spent_s[0] / (time.perf_counter() - began_s)
-    print(f"{num_envs} envs: {1e6 * spent_s[0] / STEPS:.0f} us a step, {100 * share:.2f} %")
     assert spent_s[0] > 0
     assert share <= 0.02, share
