@@ -221,7 +221,7 @@ def encode(message: Message) -> bytes:
     arrays = [message.array] if isinstance(message, Frame) else []
     arrays += message.obs.values() if isinstance(message, Ask) else []
     size = _SMALL_BYTES + sum(array.nbytes for array in arrays)
-    packed = msgpack.packb([type(message).__name__, _fields(message)], default=_pack_other, buf_size=size)
+    packed = msgpack.packb([type(message).__name__, _fields(message)], default=pack_array, buf_size=size)
     return cast("bytes", packed)
 
 
@@ -232,7 +232,7 @@ def decode(octets: bytes) -> Message:
         MessageError: the bytes are none of ours, or of another version.
     """
     try:
-        kind, values = msgpack.unpackb(octets, ext_hook=_unpack_array)
+        kind, values = msgpack.unpackb(octets, ext_hook=unpack_array)
         return _built(kind, values)
     except (ValueError, TypeError, KeyError, IndexError, SyntaxError, msgpack.UnpackException) as error:
         raise MessageError(
@@ -257,7 +257,8 @@ def _built(kind: str, values: dict[str, Any]) -> Message:
     return cast("Message", _KINDS[kind](**values))
 
 
-def _pack_other(value: Any) -> Any:
+def pack_array(value: Any) -> Any:
+    """Returns what msgpack does not know, as it can pack it: `default=` of `packb`."""
     if isinstance(value, ArmState):
         return _fields(value)
     if isinstance(value, np.ndarray):
@@ -267,7 +268,8 @@ def _pack_other(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be sent over a link")
 
 
-def _unpack_array(code: int, octets: bytes) -> Array:
+def unpack_array(code: int, octets: bytes) -> Array:
+    """Returns an array that `pack_array` packed: `ext_hook=` of `unpackb`. It cannot be written to."""
     if code != _ARRAY:
         raise ValueError(f"unknown extension type {code}")
     length = octets[0]

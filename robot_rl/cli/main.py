@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "bench": "robot_rl.cli.bench",
     "devices": "robot_rl.cli.devices",
     "fleet": "robot_rl.cli.fleet",
+    "agent": "robot_rl.cli.agent",
     "doctor": "robot_rl.cli.doctor",
 }
 """Command -> its module, which is imported when the command runs, with `SUMMARY: str` and `run(argv) -> int`.

@@ -35,11 +35,11 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a training run, nested plain data, without those that it does not read.
 
-    Left out are the sections of a person or a cluster that is not there, what is for arms or other processes,
-    of a base that is made in another way, and of a filter or a dataset that is not used, the number of envs
-    where each source has its own, a formula and what belongs to a curriculum or a start bank that is not
-    there, and what says something of our tasks where the env is another. Settings of anything else are
-    returned as they are.
+    Left out are the sections of a person, a cluster or a hub that is not there, what is for arms or other
+    processes, of a base that is made in another way, and of a filter or a dataset that is not used, the
+    number of envs where each source has its own, a formula and what belongs to a curriculum or a start bank
+    that is not there, and what says something of our tasks where the env is another. Settings of anything
+    else are returned as they are.
     """
     found = renewed(settings)
     if not isinstance(found.get("method"), Mapping):
@@ -55,6 +55,8 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("transport") != "ray":
         found.pop("ray", None)
     acting = [found, *_part(found, "sources").values()]
+    if not any(_part(source, "needs").get("node") for source in acting):
+        found.pop("hub", None)
     has_arm = any(source.get("station") or source.get("real_time") for source in acting)
     if not any(source.get("station") for source in acting):
         for name in ("needs", "priority", "preempt_s", "turn_s"):

@@ -1,6 +1,7 @@
-"""The web server of the fleet page: one page, its state as JSON, and two orders.
+"""The web server of the fleet page: one page, its state as JSON, orders, and the lines of the hub.
 
-Everything needs the token: once in the address, then in a cookie that no script reads. Orders need a header
+Everything needs the token: once in the address, then in a cookie that no script reads; programs send it in a
+header. Orders need a header
 that no form of another page can send, and requests have to name a host that is ours, so that neither another
 page in the browser nor a name that points here can give any.
 """
@@ -20,13 +21,16 @@ from typing import Any
 from aiohttp import web
 
 from robot_rl.core.errors import RobotRLError, StorageError
+from robot_rl.fleet.hub import Hub
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
-from robot_rl.sched.lease_file import default_path
+from robot_rl.rollout.hub_config import token_path
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 COOKIE = "robot-rl-fleet"
 ORDER = "X-Robot-RL"
 """Header of an order."""
+_LINES = ("/agent", "/job")
+"""Where programs stay connected."""
 _SHORTEST = 16
 """Letters of a token."""
 _PAGE = Path(__file__).parent / "page"
@@ -45,7 +49,7 @@ def token_of_machine() -> str:
     Raises:
         StorageError: it cannot be written, or what is there is none.
     """
-    path = default_path().parent / "fleet.token"
+    path = token_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -70,7 +74,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         token: what every request has to have.
         hosts: names under which it is reached, without the port.
     """
-    state, looking = FleetState(runs), asyncio.Lock()
+    state, looking, hub = FleetState(runs), asyncio.Lock(), Hub()
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -82,10 +86,13 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
             secure = request.secure
             found.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=secure)
             raise found
-        if not _equal(request.cookies.get(COOKIE, ""), token):
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not (_equal(request.cookies.get(COOKIE, ""), token) or _equal(bearer, token)):
             raise web.HTTPUnauthorized(
-                text="Open the address that `robot-rl fleet` printed: it has the token."
+                text="wrong token. Open the address that `robot-rl fleet` printed; a program needs its file."
             )
+        if request.path in _LINES:
+            return await handler(request)
         if request.method != "GET" and ORDER not in request.headers:
             raise web.HTTPForbidden(text="orders come from the page alone")
         response = await handler(request)
@@ -98,7 +105,8 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
 
     async def look(_: web.Request) -> web.StreamResponse:
         async with looking:  # one look at a time, however many pages are open
-            return web.json_response(await asyncio.to_thread(state.look))
+            seen = await asyncio.to_thread(state.look)
+        return web.json_response({**seen, "nodes": hub.look()})
 
     async def stop(request: web.Request) -> web.StreamResponse:
         return await _ordered(request, stop_arm)
@@ -106,16 +114,28 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     async def clear(request: web.Request) -> web.StreamResponse:
         return await _ordered(request, clear_device)
 
+    async def order(request: web.Request) -> web.StreamResponse:
+        node, what = request.match_info["node"], request.match_info["what"]
+        return await _answered(request, lambda device, by: hub.order(node, what, device, by))
+
     app = web.Application(middlewares=[guarded])
     app.router.add_get("/", page)
     app.router.add_get("/{name:fleet\\.(?:js|css)}", page)
     app.router.add_get("/state", look)
     app.router.add_post("/arms/{name}/stop", stop)
     app.router.add_post("/devices/{name}/clear", clear)
+    app.router.add_post("/nodes/{node}/{name}/{what:stop|clear}", order)
+    app.router.add_get("/agent", hub.agent)
+    app.router.add_get("/job", hub.job)
     return app
 
 
 async def _ordered(request: web.Request, order: Callable[[str, str], None]) -> web.StreamResponse:
+    """Carries out an order of this machine."""
+    return await _answered(request, lambda name, by: asyncio.to_thread(order, name, by))
+
+
+async def _answered(request: web.Request, order: Callable[[str, str], Awaitable[None]]) -> web.StreamResponse:
     """Carries an order out, and answers with what went wrong, if anything did."""
     try:
         body: Any = await request.json()
@@ -123,7 +143,7 @@ async def _ordered(request: web.Request, order: Callable[[str, str], None]) -> w
     except (ValueError, KeyError, TypeError):
         raise web.HTTPBadRequest(text='the body of an order is {"by": "<name>"}') from None
     try:
-        await asyncio.to_thread(order, request.match_info["name"], by)
+        await order(request.match_info["name"], by)
     except RobotRLError as error:
         return web.json_response({"error": str(error)}, status=409)
     return web.json_response({"done": True})

@@ -40,6 +40,10 @@ class FleetState:
 
     def look(self) -> Json:
         """Returns all of it, ready for `json.dumps`; times are seconds since 1970."""
+        return {**self.machine(), "runs": self._newest()}
+
+    def machine(self) -> Json:
+        """Returns devices, who has them and waits for them, and arms that are up."""
         store, problems = LeaseStore(), list[str]()
         specs = list(self._specs)
         for listed in (station_specs, world_specs):
@@ -56,7 +60,6 @@ class FleetState:
                 for one in store.waiting()
             ],
             "arms": [_arm(folder) for folder in socket_folders()],
-            "runs": self._newest(),
         }
 
     def _newest(self) -> list[Json]:

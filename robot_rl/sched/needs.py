@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from robot_rl.core.errors import DeviceError, require
-from robot_rl.sched.lease import Lease
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which a need does not need
 
 
 ANY = "any"
-"""Station that stands for every arm of this machine."""
+"""Station that stands for every arm of this machine, and node that stands for every machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +29,22 @@ class NeedsConfig:
     """Whether it moves matter; null: either."""
     labels: dict[str, str] = field(default_factory=lambda: dict[str, str]())
     """Words of its station file, with these values."""
+    node: str | None = None
+    """A machine of the fleet, by the name that its agent has (`hub.address`), or `any` of them; null: this
+    one, without a hub."""
+
+
+class Taken(Protocol):
+    """Slots of a device that somebody has: a `Lease`, or what another machine says of one."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def holder(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +111,11 @@ def check_needs(station: str | None, needs: NeedsConfig, at: str = "") -> None:
 
 def need_of(config: NeedsConfig) -> Need:
     """Returns the need of an arm."""
-    return Need(kind="robot", real=config.real, labels=config.labels)
+    node = None if config.node == ANY else config.node
+    return Need(kind="robot", real=config.real, labels=config.labels, node=node)
 
 
-def choose(need: Need, specs: Sequence[DeviceSpec], leases: Sequence[Lease] = ()) -> list[DeviceSpec]:
+def choose(need: Need, specs: Sequence[DeviceSpec], leases: Sequence[Taken] = ()) -> list[DeviceSpec]:
     """Returns the devices that meet a need: those with enough free slots first, of these the least able.
 
     Args:
@@ -125,7 +141,7 @@ def choose(need: Need, specs: Sequence[DeviceSpec], leases: Sequence[Lease] = ()
     return sorted(able, key=rank)
 
 
-def _unmet(need: Need, of_kind: Sequence[DeviceSpec], leases: Sequence[Lease]) -> str:
+def _unmet(need: Need, of_kind: Sequence[DeviceSpec], leases: Sequence[Taken]) -> str:
     """Returns why no device meets a need."""
     if not of_kind:
         return f"needs: no device of kind {need.kind!r} is known. `robot-rl devices` lists all."

@@ -12,6 +12,7 @@ from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig, PolicyConfig
 from robot_rl.real.station import load_station
+from robot_rl.rollout.hub_config import HubConfig
 from robot_rl.rollout.ray_config import RayConfig
 from robot_rl.sched.needs import ANY, LineConfig, NeedsConfig, check_needs
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, check_names, check_num_envs, check_reward
@@ -35,7 +36,7 @@ from robot_rl.train.improve.config import (
     ResidualSettings,
 )
 from robot_rl.train.recorded import CloningSettings, DemosConfig, ReplayConfig
-from robot_rl.train.robots import SourceConfig, check_person, check_sources
+from robot_rl.train.robots import SourceConfig, check_nodes, check_person, check_sources
 from robot_rl.train.stages import check_stages
 
 _UPDATES = {True: "1 or more with that stage", False: "0 without that stage"}
@@ -150,6 +151,8 @@ class RunConfig(LineConfig):
     """A station by name or path, whose arm collects; simulations without ROS if None."""
     needs: NeedsConfig = field(default_factory=NeedsConfig)
     """With station=any: what the arm must have; robot, task and cameras are those of the run anyway."""
+    hub: HubConfig = field(default_factory=HubConfig)
+    """With `needs.node`: where the machines of the fleet meet."""
     real_time: bool = False
     """One arm acts in another process, at the task's rate, and does not wait for the learner."""
     transport: Literal["inline", "process", "ray"] = "inline"
@@ -207,6 +210,7 @@ class RunConfig(LineConfig):
         self._check_latent()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         check_needs(self.station, self.needs)
+        check_nodes(self.acting, self.hub)
         self.check_line()
         require(self.restarts >= 0, "restarts", self.restarts, "0 or more")
         require(self.silence_s > 0, "silence_s", self.silence_s, "above 0")

@@ -469,8 +469,8 @@ def _conclude(session: Session) -> Summary:
 
 
 def _of_scene(moments: Mapping[str, dict[str, Any]], scene: str) -> dict[str, Any]:
-    """Returns the evaluations of one of several scenes."""
-    return {which: found["sources"][scene] for which, found in moments.items()} if scene else {}
+    """Returns the evaluations of one of several scenes; those of a scene alone are the run's."""
+    return {which: found["sources"][scene] for which, found in moments.items() if "sources" in found}
 
 
 _PACKAGES = ("mujoco", "torch", "gymnasium", "numpy")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.rollout.hub_config import HubConfig
 from robot_rl.sched.needs import ANY, NeedsConfig, check_needs
 from robot_rl.sim.config import check_names, check_num_envs
 
@@ -124,6 +125,18 @@ def _check_kind(source: SourceConfig, at: str) -> None:
     check_needs(source.station, source.needs, f"{at}.")
     allowed = "false with a station, which keeps its own time"
     require(source.station is None or not source.real_time, f"{at}.real_time", source.real_time, allowed)
+
+
+def check_nodes(sources: Mapping[str, SourceConfig], hub: HubConfig) -> None:
+    """Refuses arms of other machines without a hub, or with a person, and a hub that nothing needs."""
+    elsewhere = {name: source for name, source in sources.items() if source.needs.node is not None}
+    for name, source in elsewhere.items():
+        at = f"sources.{name}." if name else ""
+        allowed = "null without hub.address, which is that of `robot-rl fleet`"
+        require(hub.address is not None, f"{at}needs.node", source.needs.node, allowed)
+        allowed = "none with needs.node: a person sits at this machine"
+        require(not source.human, f"{at}human" if name else "human.input", True, allowed)
+    require(bool(elsewhere) or hub == HubConfig(), "hub", hub, "left out without needs.node")
 
 
 def check_person(sources: Mapping[str, SourceConfig], given: str) -> None:

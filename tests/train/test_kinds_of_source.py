@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -257,8 +256,7 @@ def test_a_real_arm_that_is_lost_is_not_begun_again(tmp_path: Path, real: bool, 
     file = patient_station(tmp_path)
     file.write_text(file.read_text().replace("real: false", f"real: {str(real).lower()}"))
     config = run_of({"arm": {"station": str(file), "env_steps": 5}})
-    session: Any = SimpleNamespace(config=config, folder=tmp_path, leases=[])
-    source = in_process(session, config, "arm", station=load_station(str(file)))
+    source = in_process(config, tmp_path, [], "arm", station=load_station(str(file)))
     source.revival.well()
     for _ in range(restarts):
         source.revival.lost(LostActorError("gone."))

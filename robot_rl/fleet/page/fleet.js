@@ -53,13 +53,13 @@ function curve(points) {
 
 function arm(one) {
   const cls = { running: "ok", stopped: "bad", silent: "bad" }[one.phase] || "warn";
-  const card = element("div", { cls: "card", "data-arm": one.id });
-  card.append(element("h3", { text: one.station }), element("p", { text: one.phase, cls }));
+  const card = element("div", { cls: "card", "data-arm": key(one) });
+  card.append(element("h3", { text: one.on ? `${one.station} on ${one.on}` : one.station }), element("p", { text: one.phase, cls }));
   if (one.reason) card.append(element("p", { text: one.reason, cls: "small" }));
   card.append(element("p", { cls: "small joints" }));
   if (one.phase !== "stopped" && one.phase !== "silent") {
     const button = element("button", { text: "Stop", cls: "danger" });
-    button.onclick = () => ask(`Stop ${one.station}? It stays stopped until somebody clears it.`, "Stop", `arms/${one.id}/stop`);
+    button.onclick = () => ask(`Stop ${one.station}? It stays stopped until somebody clears it.`, "Stop", one.on ? `nodes/${one.on}/${one.id}/stop` : `arms/${one.id}/stop`);
     card.append(button);
   }
   return card;
@@ -70,16 +70,16 @@ function device(one) {
   const health = element("td");
   if (one.stopped) {
     const button = element("button", { text: "Clear" });
-    button.onclick = () => ask(`Clear ${one.name}? Look at it first: ${one.stopped.reason}`, "Clear", `devices/${one.name}/clear`);
+    button.onclick = () => ask(`Clear ${one.name}? Look at it first: ${one.stopped.reason}`, "Clear", one.on ? `nodes/${one.on}/${one.name}/clear` : `devices/${one.name}/clear`);
     health.append(element("div", { text: `stopped: ${one.stopped.reason}`, cls: "bad" }), button);
   } else if (one.refusal) health.append(element("div", { text: one.refusal, cls: "warn small" }));
   else health.append(element("div", { text: "ok", cls: "ok" }));
   const labels = Object.entries(one.labels).map(([name, value]) => `${name} ${value}`).join(", ");
   return element("tr", {
-    "data-device": one.name,
+    "data-device": key(one, one.name),
     children: [
       cell(one.name), cell(one.real ? "real robot" : one.kind), cell(`${one.free}/${one.slots}`),
-      cell(held.join("; ") || "nobody"), health, cell(labels, "small"), cell(one.node || "-"),
+      cell(held.join("; ") || "nobody"), health, cell(labels, "small"), cell(one.on || one.node || "-"),
     ],
   });
 }
@@ -100,24 +100,30 @@ function run(one) {
   });
 }
 
+// What is on another machine has its name too.
+const key = (one, name = one.id) => (one.on ? `${name} on ${one.on}` : name);
+
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function draw(state) {
-  const arms = state.arms.map(({ position_rad, ...still }) => still);
+  const everywhere = (what) => [state, ...state.nodes].flatMap((at) => (at[what] || []).map((one) => ({ ...one, on: at.name || "" })));
+  const placed = everywhere("arms");
+  const arms = placed.map(({ position_rad, ...still }) => still);
   show($("arms"), arms, arm, () => element("p", { text: "No arm is up.", cls: "empty" }));
-  for (const one of state.arms) {
-    const joints = document.querySelector(`[data-arm="${CSS.escape(one.id)}"] .joints`);
+  for (const one of placed) {
+    const joints = document.querySelector(`[data-arm="${CSS.escape(key(one))}"] .joints`);
     if (joints) joints.textContent = one.position_rad.length ? `${one.position_rad.map((angle) => angle.toFixed(2)).join("  ")} rad` : "";
   }
   // when a lease began differs in the last bits from look to look
-  const devices = state.devices.map((one) => ({ ...one, held: one.held.map((lease) => ({ ...lease, since_s: Math.round(lease.since_s) })) }));
+  const devices = everywhere("devices").map((one) => ({ ...one, held: one.held.map((lease) => ({ ...lease, since_s: Math.round(lease.since_s) })) }));
   rows("devices", devices, device, "none");
-  rows("waiting", state.waiting, (one) => element("tr", { children: [cell(one.device), cell(one.priority), cell(one.who)] }), "nobody waits");
+  const waiting = everywhere("waiting");
+  rows("waiting", waiting, (one) => element("tr", { children: [cell(key(one, one.device)), cell(one.priority), cell(one.who)] }), "nobody waits");
   rows("runs", state.runs, run, "no runs yet");
   const running = state.runs.filter((one) => one.state === "running").length;
-  $("totals").textContent = `${count(devices.length, "device")}, ${count(state.arms.length, "arm")} up, ${count(running, "run")}, ${state.waiting.length} waiting`;
+  $("totals").textContent = `${count(devices.length, "device")}, ${count(arms.length, "arm")} up, ${count(running, "run")}, ${waiting.length} waiting, ${count(state.nodes.length, "other machine")}`;
   $("totals").className = "";
-  $("problems").textContent = state.problems.join("; ");
+  $("problems").textContent = [state, ...state.nodes].flatMap((at) => at.problems || []).join("; ");
 }
 
 let order = null;

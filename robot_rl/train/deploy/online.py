@@ -22,6 +22,8 @@ from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.teleop.intent import NoTeleop, Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.hub_line import machines
+from robot_rl.rollout.on_node import nodes_for
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.needs import ANY, NeedsConfig, choose, need_of
 from robot_rl.sched.opened import opened
@@ -120,6 +122,8 @@ def check_arms(config: RunConfig) -> None:
                 make_teleop(config.human, env, config.seed, station).close()
         if station is not None:
             _check_station(station, config, name)
+        elif source.needs.node is not None:
+            nodes_for(need_of(source.needs), machines(config.hub))
         elif source.station == ANY:
             known = [device_of(each) for _, each in stations()]
             choose(need_of(source.needs), known, LeaseStore().active())

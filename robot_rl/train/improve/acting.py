@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 import torch
 
+from robot_rl.config import dump
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
+from robot_rl.data.reading import ReadingConfig
 from robot_rl.hal.device import LeaseLike
 from robot_rl.hal.leased import LeasedEnv, open_under
 from robot_rl.hal.vector import VectorEnv
@@ -26,13 +29,17 @@ from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.hub_config import HubConfig
+from robot_rl.rollout.on_node import NodeJob, NodeSource
 from robot_rl.rollout.on_ray import RaySource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
 from robot_rl.sched.leases import HeldLease
+from robot_rl.sched.needs import NeedsConfig, need_of
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.online import at_station, make_arm, places_of
 from robot_rl.train.improve.method import Method, Module, Start, method_of
+from robot_rl.train.recorded import ReplayConfig
 from robot_rl.train.session import Session
 from robot_rl.worlds.inventory import device_spec
 
@@ -56,47 +63,78 @@ def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
 
 
 def _elsewhere(session: Session, name: str) -> Source:
-    """Returns a source in another process, or on a Ray cluster."""
+    """Returns a source in another process, or on another machine."""
     config, source = session.config, session.config.acting[name]
     if config.transport == "ray" and not source.is_arm:
         return _on_ray(session, name)
     if source.station is None:
-        return in_process(session, config, name)
-    named = {
+        return in_process(config, session.folder, [held.lease for held in session.leases], name)
+    holder = f"train {config.recipe} seed {config.seed} {name}".strip()
+    if source.needs.node is not None:
+        return _at_node(session, name, holder)
+    others = {
         device_of(load_station(one.named)).name
         for one in config.acting.values()
         if one.named not in (None, source.station)
     }
-    places = [one for one in places_of(config, session.folder, name) if one.device.name not in named]
+    how: dict[str, Any] = {"others": others, "holder": holder, "say": session.display.message}
+    return booked(config, session.folder, name, [held.lease for held in session.leases], **how)
+
+
+def booked(
+    config: RunConfig,
+    folder: Path,
+    name: str,
+    leases: Sequence[LeaseLike] = (),
+    *,
+    others: Collection[str] = (),
+    holder: str,
+    say: Callable[[str], None],
+) -> BookedSource:
+    """Returns a source on an arm of this machine, which it leases when it acts.
+
+    Args:
+        config: of the run.
+        folder: of the run; has the base.
+        name: of the source.
+        leases: of the run.
+        others: devices that other sources of the run name.
+        holder: of the arm's lease.
+        say: gets what a person may want to know.
+    """
+    places = [one for one in places_of(config, folder, name) if one.device.name not in others]
     files = {place.device.name: place.config.station for place in places}
     known = {device: load_station(file) for device, file in files.items()}
 
     def begin(held: HeldLease) -> Source:
         here = at_station(config, name, files[held.device])
-        return in_process(session, here, name, held.lease, station=known[held.device])
+        return in_process(here, folder, [*leases, held.lease], name, station=known[held.device])
 
     return BookedSource(
         [place.device for place in places],
         begin,
-        holder=f"train {config.recipe} seed {config.seed} {name}".strip(),
+        holder=holder,
         priority=config.priority,
         preempt_s=config.preempt_s,
         turn_s=config.turn_s,
         wait_s=_WAIT_S / len(config.acting),
-        say=session.display.message,
+        say=say,
     )
 
 
 def in_process(
-    session: Session, config: RunConfig, name: str, *own: LeaseLike, station: StationConfig | None = None
+    config: RunConfig,
+    folder: Path,
+    leases: Sequence[LeaseLike],
+    name: str,
+    station: StationConfig | None = None,
 ) -> ProcessSource:
-    """Returns a source in another process, under the run's leases and its own."""
+    """Returns a source in another process, under leases of the run and its own."""
     source = config.acting[name]
-    leases = [*(held.lease for held in session.leases), *own]
     hz = resolve("task", config.env_of(name).task).control.hz
     is_real = station is not None and station.real  # a person looks at it before it moves again
     return ProcessSource(
-        partial(act_alone, config, session.folder, leases, name, station),
+        partial(act_alone, config, folder, leases, name, station),
         ahead=None if source.is_arm else config.ahead,
         wait_s=_WAIT_S / len(config.acting),
         period_s=1.0 / hz if source.real_time else 0.0,
@@ -171,13 +209,53 @@ def act_alone(
     return source_in(config, method.make_policy(config, base), env, name)
 
 
+def _base_files(session: Session) -> dict[str, bytes]:
+    """Returns what a source elsewhere needs of the run folder."""
+    base = session.folder / "policy" / "base"
+    return {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
+
+
+def _at_node(session: Session, name: str, holder: str) -> Source:
+    """Returns a source on an arm of another machine of the fleet."""
+    config, source = session.config, session.config.acting[name]
+    return NodeSource(
+        NodeJob(
+            name=f"{session.folder.name}{name and '-'}{name}",
+            source=name,
+            holder=f"{holder}, of {socket.gethostname()}",
+            config=dump(_there(config).used()),
+            files=_base_files(session),
+        ),
+        config.hub,
+        need=need_of(source.needs),
+        wait_s=_WAIT_S / len(config.acting),
+        away_s=config.silence_s,
+        say=session.display.message,
+    )
+
+
+def _there(config: RunConfig) -> RunConfig:
+    """Returns the run's settings for another machine, which has neither this one's files nor its hub."""
+
+    def at_home(needs: NeedsConfig) -> NeedsConfig:
+        return replace(needs, node=None)
+
+    return replace(
+        config,
+        needs=at_home(config.needs),
+        sources={name: replace(one, needs=at_home(one.needs)) for name, one in config.sources.items()},
+        hub=HubConfig(),
+        demos=replace(config.demos, path=None, read=ReadingConfig()),
+        bc=replace(config.bc, policy=None, encoder=None),
+        replay=ReplayConfig(),
+    )
+
+
 def _on_ray(session: Session, name: str) -> Source:
     """Returns a source on a Ray cluster; what it needs of the run folder goes along."""
     config = session.config
-    base = session.folder / "policy" / "base"
-    files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
     return RaySource(
-        partial(_act_on_node, config, files, name),
+        partial(_act_on_node, config, _base_files(session), name),
         config.ray,
         spec=device_spec(config.env_of(name)),
         holder=f"train {config.recipe}, on Ray",

@@ -1,0 +1,373 @@
+"""Arms of another machine: who gets in, what is placed where, and that a cut cable loses no step."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from robot_rl.cli.main import main
+from robot_rl.config import build, dump
+from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.fleet.agent import Agent, AgentConfig
+from robot_rl.fleet.server import ORDER, make_app
+from robot_rl.rollout.hub_config import HubConfig
+from robot_rl.rollout.hub_line import HubRefusedError, connected, machines
+from robot_rl.rollout.on_node import _Line, nodes_for
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.sched.needs import Need
+from robot_rl.train import phases
+from robot_rl.train.config import RunConfig
+from tests.runs import SMALL, folder_of, patient_station
+
+HOSTS = frozenset({"127.0.0.1"})
+TOKEN = "a token of the tests"
+_PROGRAM = "from robot_rl.cli.main import main; import sys; sys.exit(main())"
+
+
+class Served:
+    """A hub on a port of this machine, which can be cut off and put back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, 0
+        (folder / "token").write_text(TOKEN)
+        self.begin()
+
+    @property
+    def joined(self) -> HubConfig:
+        return HubConfig(**self.config)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"address": f"http://127.0.0.1:{self.port}", "token_file": str(self.folder / "token")}
+
+    def begin(self) -> None:
+        self._loop, ready = asyncio.new_event_loop(), threading.Event()
+        self._over = asyncio.Event()
+
+        async def serve() -> None:
+            runner = web.AppRunner(make_app(self.folder, TOKEN, HOSTS), shutdown_timeout=0.2)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True)
+            await site.start()
+            self.port = runner.addresses[0][1]
+            ready.set()
+            await self._over.wait()
+            await runner.cleanup()
+
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(serve(),), daemon=True)
+        self._thread.start()
+        assert ready.wait(10.0)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
+        self._loop.close()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "here"))
+    served = Served(tmp_path)
+    yield served
+    served.end()
+
+
+def begin_agent(hub: Served, name: str = "lab") -> subprocess.Popen[bytes]:
+    """Starts the agent of another machine: a process with other state, whose log is `<name>.log`."""
+    words = [f"hub.{key}={value}" for key, value in hub.config.items()]
+    with (hub.folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, "agent", f"name={name}", *words],
+            env={**os.environ, "ROBOT_RL_STATE": str(hub.folder / name)},
+            stderr=log,
+        )
+
+
+@contextlib.contextmanager
+def agent(hub: Served, name: str = "lab") -> Generator[None]:
+    process = begin_agent(hub, name)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60.0) == 0
+
+
+def until(true: Any, limit_s: float = 60.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+def enter_station(hub: Served, monkeypatch: pytest.MonkeyPatch, name: str = "lab") -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("ROBOT_RL_STATE", str(hub.folder / name))
+        assert main(["devices", f"add={patient_station(hub.folder)}"]) == 0
+
+
+def run_of(at: Served, *, steps: int = 60, alone_s: float = 20.0, **changes: Any) -> RunConfig:
+    words = {key: value for key, value in SMALL.items() if key != "num_envs"}
+    learning = {key: value for key, value in SMALL["method"].items() if key != "env_steps"}
+    source = {"station": "any", "needs": {"node": "lab"}, "env_steps": steps}
+    made = {
+        "method": learning,
+        "sources": {"arm": source},
+        "hub": {**at.config, "alone_s": alone_s},
+        "out": str(at.folder / "runs"),
+    }
+    return build(RunConfig, {**words, **made, **changes})
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the turns that the run took, in order."""
+    numbers, arrive = list[int](), _Line._arrived
+
+    def noted(line: _Line, number: int, octets: bytes) -> None:
+        before = line.received
+        arrive(line, number, octets)
+        if line.received != before:
+            numbers.append(number)
+
+    monkeypatch.setattr(_Line, "_arrived", noted)
+    return numbers
+
+
+def at_most(hub: Served, doing: Any) -> threading.Thread:
+    """Does something in a thread once the run has learned from ten steps of the arm."""
+
+    def wait() -> None:
+        until(
+            lambda: any(
+                int(file.read_text()) >= 10 for file in (hub.folder / "lab").glob("jobs/*/turns/taken")
+            )
+        )
+        doing()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def steps_of(hub: Served) -> dict[str, int]:
+    summary = json.loads((folder_of(hub.folder / "runs") / "summary.json").read_text())
+    return summary["content"]["control_steps"] if "content" in summary else summary["control_steps"]
+
+
+def leases_at(hub: Served, name: str = "lab") -> list[str]:
+    return [lease.holder for lease in LeaseStore(hub.folder / name / "leases.db").active()]
+
+
+# --- arms of another machine ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_learns_on_an_arm_of_another_machine(
+    hub: Served, monkeypatch: pytest.MonkeyPatch, arrived: list[int]
+) -> None:
+    enter_station(hub, monkeypatch)
+    held = list[str]()
+    with agent(hub):
+        until(lambda: machines(hub.joined))
+        looks = at_most(hub, lambda: held.extend(leases_at(hub)))
+        phases.run(run_of(hub))
+        looks.join()
+        until(lambda: not leases_at(hub))
+    assert arrived[:60] == list(range(1, 61))
+    assert steps_of(hub) == {"demo": 30, "sim": 60}
+    assert held == [f"train small seed 0 arm, of {socket.gethostname()}"], "leased where the arm is"
+    assert not list((hub.folder / "here" / "jobs").glob("*"))
+    assert not list((hub.folder / "lab" / "jobs").glob("*")), "nothing is left behind"
+
+
+@pytest.mark.slow
+def test_what_an_arm_does_while_it_is_cut_off_arrives_later(
+    hub: Served, monkeypatch: pytest.MonkeyPatch, arrived: list[int]
+) -> None:
+    enter_station(hub, monkeypatch)
+    alone = list[int]()
+
+    def cut() -> None:
+        hub.end()
+        (spool,) = (hub.folder / "lab").glob("jobs/*/turns")
+        before = max(int(file.name) for file in spool.glob("0*"))
+        until(lambda: max(int(file.name) for file in spool.glob("0*")) >= before + 40)
+        alone.extend(range(before + 1, before + 41))
+        hub.begin()
+
+    with agent(hub):
+        until(lambda: machines(hub.joined))
+        cuts = at_most(hub, cut)
+        phases.run(run_of(hub, steps=160))
+        cuts.join()
+    assert arrived[:160] == list(range(1, 161)), "each once, in order"
+    assert set(alone) <= set(arrived[:160])
+    assert steps_of(hub)["sim"] == 160
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_killed_and_begun_again_loses_no_step(
+    hub: Served, monkeypatch: pytest.MonkeyPatch, arrived: list[int]
+) -> None:
+    enter_station(hub, monkeypatch)
+    with contextlib.ExitStack() as agents:
+
+        def replace() -> None:
+            first.kill()
+            agents.enter_context(agent(hub))
+
+        first = begin_agent(hub)
+        until(lambda: machines(hub.joined))
+        replaces = at_most(hub, replace)
+        phases.run(run_of(hub, steps=120))
+        replaces.join()
+    first.wait()
+    assert arrived[:120] == list(range(1, 121)), "each once, in order"
+
+
+@pytest.mark.slow
+def test_an_arm_whose_learner_is_killed_rests_and_a_resumed_run_gets_its_steps(
+    hub: Served, monkeypatch: pytest.MonkeyPatch, arrived: list[int]
+) -> None:
+    enter_station(hub, monkeypatch)
+    config = hub.folder / "run.yaml"
+    config.write_text(dump(run_of(hub, steps=160, alone_s=2.0).used()))
+    learner = subprocess.Popen([sys.executable, "-c", _LEARN, str(config)], env=dict(os.environ))
+    with agent(hub):
+        at_most(hub, learner.kill).join()
+        until(lambda: not leases_at(hub))
+        assert "its run was away for 2 s; the arm rests" in (hub.folder / "lab.log").read_text()
+        (spool,) = (hub.folder / "lab").glob("jobs/*/turns")
+        left = sorted(int(file.name) for file in spool.glob("0*"))
+        phases.resume(folder_of(hub.folder / "runs"))
+    learner.wait()
+    assert left
+    assert arrived[: len(left)] == left, "what nobody had fetched comes first"
+
+
+_LEARN = """
+import sys
+from pathlib import Path
+from robot_rl.config import read
+from robot_rl.train import phases
+from robot_rl.train.config import RunConfig
+phases.run(read(RunConfig, Path(sys.argv[1])))
+"""
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_who_has_not_the_token_or_another_version_stays_out(
+    hub: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").write_text("another token")
+    wrong = replace(hub.joined, token_file=str(tmp_path / "other"))
+    with pytest.raises(HubRefusedError, match="wrong token"):
+        machines(wrong)
+    with pytest.raises(HubRefusedError, match="wrong token"):
+        asyncio.run(Agent(AgentConfig(hub=wrong, name="lab")).run())
+    monkeypatch.setattr("robot_rl.rollout.hub_line.__version__", "0.0.1")
+    with pytest.raises(HubRefusedError, match=r"the hub has robot_rl .*, this machine 0\.0\.1\. Install one"):
+        asyncio.run(Agent(AgentConfig(hub=hub.joined, name="lab")).run())
+
+
+def test_a_machine_has_its_name_for_itself(hub: Served) -> None:
+    async def join_twice() -> None:
+        async with connected(hub.joined, "agent", {"node": "lab"}):
+            await Agent(AgentConfig(hub=hub.joined, name="lab")).run()
+
+    with pytest.raises(HubRefusedError, match="node: 'lab' is connected already"):
+        asyncio.run(join_twice())
+
+
+def test_a_run_knows_which_arm_is_nearest_to_what_it_needs(hub: Served) -> None:
+    arm = {"name": "arm-west", "kind": "robot", "real": True, "slots": 1, "labels": {"cell": "west"}}
+    held = [{"slots": 1, "holder": "train of ann"}]
+    nodes = [
+        {"name": "lab", "devices": [{**arm, "held": held}]},
+        {"name": "den", "devices": [{**arm, "held": []}]},
+    ]
+    need = Need(kind="robot", labels={"cell": "west"})
+    assert nodes_for(need, nodes) == ["den", "lab"], "the free one first"
+    assert nodes_for(replace(need, node="lab"), nodes) == ["lab"]
+    with pytest.raises(
+        DeviceError, match=r"Nearest is arm-west@lab, held by 'train of ann': its cell is west"
+    ):
+        nodes_for(Need(kind="robot", labels={"cell": "east"}), nodes)
+    with pytest.raises(DeviceError, match=r"it is on lab, not attic"):
+        nodes_for(Need(kind="robot", node="attic"), nodes)
+    with pytest.raises(DeviceError, match=r"no machine is connected to the hub\. `robot-rl agent` joins one"):
+        nodes_for(need, [])
+
+
+def test_a_run_without_its_machine_is_not_begun(hub: Served) -> None:
+    with pytest.raises(DeviceError, match="no machine is connected to the hub"):
+        phases.run(run_of(hub))
+    assert not list((hub.folder / "runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hub": {}}, "sources.arm.needs.node: got 'lab', allowed: null without hub.address"),
+        ({"hub": {"address": "http://10.0.0.7:8642"}}, "hub.address: .*: the token would travel in the open"),
+        ({"hub": {"address": "8642"}}, "hub.address: got '8642', allowed: https://<host>:<port>"),
+        ({"hub": {"token_file": "t"}}, "hub: .*, allowed: an address first"),
+        (
+            {"sources": {"arm": {"station": "sim_arm", "needs": {"node": "lab"}, "env_steps": 5}}},
+            "sources.arm.needs: .*, allowed: nothing without station=any",
+        ),
+        (
+            {"sources": {"arm": {"real_time": True, "env_steps": 5}}},
+            "hub: .*, allowed: left out without needs.node",
+        ),
+    ],
+)
+def test_machines_that_cannot_be_reached_are_refused(
+    hub: Served, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_of(hub, **changes)
+
+
+# --- orders --------------------------------------------------------------------------------------
+
+
+def test_the_page_gives_orders_to_another_machine(hub: Served) -> None:
+    async def order(path: str) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {TOKEN}", ORDER: "1"}
+        async with (
+            ClientSession(hub.config["address"], headers=headers) as session,
+            session.post(path, json={"by": "ann"}) as answer,
+        ):
+            return answer.status, await answer.json()
+
+    LeaseStore(hub.folder / "lab" / "leases.db").stop("arm-west", "a protective stop", "deploy")
+    with agent(hub):
+        until(lambda: machines(hub.joined))
+        assert asyncio.run(order("/nodes/lab/arm-west/clear")) == (200, {"done": True})
+        status, said = asyncio.run(order("/nodes/lab/arm-west/clear"))
+        assert status == 409
+        assert "arm-west" in said["error"]
+        status, said = asyncio.run(order("/nodes/lab/west/stop"))
+        assert (status, said["error"]) == (409, "stop: no arm 'west' is up. Up are: none.")
+    until(lambda: not machines(hub.joined))
+    status, said = asyncio.run(order("/nodes/lab/west/stop"))
+    assert (status, said["error"]) == (409, "node: got 'lab', allowed: none is here")
+    assert not LeaseStore(hub.folder / "lab" / "leases.db").stopped()
