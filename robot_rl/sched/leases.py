@@ -11,7 +11,8 @@ Leases of holders elsewhere (a container that shares the file) end by expiry alo
 Lease times are seconds since the machine was started, sleep included (`BootClock`). All processes share
 them and nobody can set them, so a step of the wall clock neither ends a lease nor prolongs one. Leases of
 another boot of this host are over. The lease of a holder with another clock (a container with a time
-namespace, another host that shares the file) counts for its whole life after its last change that we saw.
+namespace, another host that shares the file) counts for its whole life after its last change that we saw,
+and began when one of our clock first saw it.
 Wall-clock times are shown to people only.
 
 A waiter has a ticket: its place in the line. A ticket that was not renewed for 5 s (60 s, if its process
@@ -143,7 +144,7 @@ class LeaseStore:
                 a `wait_s` as long.
             preemptible: whether the holder looks at `HeldLease.preemption`, and gives up in time.
             turn_s: of a preemptible holder: after so long it gives up for the same priority too; None: never.
-                The turn of a holder with another clock counts from its last renewal, and so does not end.
+                The turn of a holder with another clock counts from when one of ours first saw its lease.
 
         Raises:
             LeaseError: not enough free slots, with who has them since when and until when; or the device has
@@ -517,15 +518,16 @@ class LeaseStore:
         return sorted((self._by_our_clock(rows, lease, now_s) for lease in leases), key=lambda it: it.since_s)
 
     def _by_our_clock(self, rows: sqlite3.Connection, lease: Lease, now_s: float) -> Lease:
-        """Returns a lease; one of another clock as if it had been renewed at its last change that we saw."""
+        """Returns a lease; one of another clock began when we first saw it, and was renewed at its change."""
         if lease.process.shares_clock(self._process):
             return lease
-        since_s = now_s - unchanged_s(rows, _row(lease), lease.expires_s, self._process, now_s)
-        return replace(lease, since_s=since_s, expires_s=since_s + lease.ttl_s)
+        had_s = unchanged_s(rows, _row(lease, "since"), lease.since_s, self._process, now_s)
+        left_s = lease.ttl_s - unchanged_s(rows, _row(lease), lease.expires_s, self._process, now_s)
+        return replace(lease, since_s=now_s - had_s, expires_s=now_s + left_s)
 
     def _delete(self, rows: sqlite3.Connection, lease: Lease) -> None:
         rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (lease.device, lease.token))
-        rows.execute("DELETE FROM seen WHERE row = ?", (_row(lease),))
+        rows.execute("DELETE FROM seen WHERE row IN (?, ?)", (_row(lease), _row(lease, "since")))
         preemption.create(rows)
         preemption.withdraw(rows, lease.device, lease.token)
 
@@ -546,8 +548,8 @@ def _check(wanted: Sequence[tuple[DeviceSpec, int | None]], ttl_s: float) -> Non
         spec.require_trusted()
 
 
-def _row(lease: Lease) -> str:
-    return f"lease {lease.device} {lease.token}"
+def _row(lease: Lease, of: str = "lease") -> str:
+    return f"{of} {lease.device} {lease.token}"
 
 
 def _refusal(spec: DeviceSpec, slots: int | None, held: list[Lease], free: int, ahead: int) -> str:

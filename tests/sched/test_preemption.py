@@ -1,7 +1,9 @@
 """Leases that a larger priority takes, on a clock that is turned by hand; and between two threads."""
 
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,27 @@ def test_equals_are_asked_when_the_turn_of_a_holder_is_over(store: LeaseStore, c
     assert wanted.by == "urgent"
     clock.advance(1e-6)
     assert store.acquire(ARM, holder="second", priority=1).token == held.token + 1
+
+
+@pytest.mark.usefixtures("waiting_on")
+def test_the_turn_of_a_holder_with_another_clock_ends(tmp_path: Path, clock: ManualClock) -> None:
+    # Theirs says 5 s, ours NOON_S: the turn of 60 s counts from when we first saw the lease, renewed or not.
+    path, theirs = tmp_path / "leases.db", ManualClock(5.0)
+    ours = LeaseStore(path, clock)
+    far = LeaseStore(path, theirs, process=stranger(time_space="time:[7]"))
+    held = far.acquire(ARM, holder="far", priority=1, preemptible=True, turn_s=60.0)
+    for _ in range(3):
+        assert ask(ours, priority=1) is None
+        assert far.preemption(held) is None
+        theirs.advance(20.0)
+        clock.advance(20.0)
+        held = far.renew(held)
+    assert ask(ours, priority=1) is None
+    assert far.preemption(held) is not None
+    assert [(lease.since_s, lease.expires_s) for lease in ours.active()] == [(NOON_S, NOON_S + 90.0)]
+    far.release(held)
+    with closing(sqlite3.connect(path)) as rows:
+        assert rows.execute("SELECT row FROM seen").fetchall() == []
 
 
 def test_two_of_the_same_priority_take_turns(tmp_path: Path) -> None:
