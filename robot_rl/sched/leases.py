@@ -63,12 +63,16 @@ from robot_rl.sched.preemption import Preemption
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which holding a lease does not need
 
-__all__ = ["DEFAULT_TTL_S", "BootClock", "HeldLease", "Lease", "LeaseStore", "default_path"]
+__all__ = ["DEFAULT_TTL_S", "BootClock", "GivenUpError", "HeldLease", "Lease", "LeaseStore", "default_path"]
 
 
 T = TypeVar("T")
 
 _POLL_S = 0.1
+
+
+class GivenUpError(LeaseError):
+    """The caller waits for a lease no more: it said so by `given_up`."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ class LeaseStore:
         preempt_s: float | None = None,
         preemptible: bool = False,
         turn_s: float | None = None,
+        given_up: Callable[[], bool] | None = None,
     ) -> Lease:
         """Takes slots of a device, or of the first of several that has them free.
 
@@ -145,8 +150,10 @@ class LeaseStore:
             preemptible: whether the holder looks at `HeldLease.preemption`, and gives up in time.
             turn_s: of a preemptible holder: after so long it gives up for the same priority too; None: never.
                 The turn of a holder with another clock counts from when one of ours first saw its lease.
+            given_up: asked before each try; True ends the wait, and nothing is taken.
 
         Raises:
+            GivenUpError: `given_up` returned True.
             LeaseError: not enough free slots, with who has them since when and until when; or the device has
                 stopped, and nobody has cleared it.
         """
@@ -173,7 +180,8 @@ class LeaseStore:
             return found
 
         names = [one.name for one in specs]
-        return self._stand_in_line(names, take, priority, wait_s, asks=preempt_s is not None)
+        asks = preempt_s is not None
+        return self._stand_in_line(names, take, priority, wait_s, asks=asks, given_up=given_up)
 
     def acquire_all(
         self,
@@ -227,12 +235,15 @@ class LeaseStore:
         wait_s: float,
         *,
         asks: bool = False,
+        given_up: Callable[[], bool] | None = None,
     ) -> T:
         """Returns what `take` does once that is no refusal; `asks`: it may ask holders to give up."""
         deadline_s = time.monotonic() + wait_s
         tickets = dict[str, int]()
         try:
             while True:
+                if given_up is not None and given_up():
+                    raise GivenUpError(f"lease of {', '.join(names)}: the caller gave up waiting.")
                 with self._file.transaction() as rows:
                     if wait_s > 0:
                         for name in names:
@@ -294,6 +305,7 @@ class LeaseStore:
         preempt_s: float | None = None,
         preemptible: bool = False,
         turn_s: float | None = None,
+        given_up: Callable[[], bool] | None = None,
     ) -> Generator[HeldLease]:
         """Acquires, renews in a thread, and releases at the end; arguments as in `acquire`."""
         lease = self.acquire(
@@ -306,6 +318,7 @@ class LeaseStore:
             preempt_s=preempt_s,
             preemptible=preemptible,
             turn_s=turn_s,
+            given_up=given_up,
         )
         held = HeldLease(self, lease, preemptible=preemptible)
         try:
