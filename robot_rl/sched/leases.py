@@ -175,8 +175,10 @@ class LeaseStore:
                 if preemptible:
                     preemption.promise(rows, found, priority, turn_s)
             elif preempt_s is not None:
-                # the preferred one of those whose holders are willing: one is needed
-                any(self._asked(rows, one, slots, asker, tickets, preempt_s) for one in specs)
+                # one is needed: where it has asked before, else the preferred one whose holders are willing
+                me = holder, asker.process
+                order = sorted(specs, key=lambda one: not preemption.asked(rows, one.name, *me))
+                any(self._asked(rows, one, slots, asker, tickets, preempt_s) for one in order)
             return found
 
         names = [one.name for one in specs]
