@@ -72,7 +72,7 @@ _POLL_S = 0.1
 
 
 class GivenUpError(LeaseError):
-    """The caller waits for a lease no more: it said so by `given_up`."""
+    """The caller does not wait any more: its `given_up` returned True."""
 
 
 @dataclass(frozen=True)
