@@ -79,7 +79,7 @@ def run_of(out: Path, **method: Any) -> RunConfig:
 
 def until(found: Callable[[], Any]) -> Any:
     """Waits for something, and returns it."""
-    until_s = time.monotonic() + 20.0
+    until_s = time.monotonic() + 60.0
     while not (it := found()):
         assert time.monotonic() < until_s
         time.sleep(0.01)
@@ -214,15 +214,15 @@ def test_an_arm_is_asked_for_and_given_up_at_the_end_of_a_turn(
         store.release(held)
 
     def has_a_turn() -> None:
-        with store.hold(arm.spec, holder="rival", priority=1, wait_s=20.0, preempt_s=20.0):
+        with store.hold(arm.spec, holder="rival", priority=1, wait_s=60.0, preempt_s=60.0):
             had.append("rival")
 
     monkeypatch.setattr(imagined.RealSource, "_device", lambda source, wanted: arm)
     monkeypatch.setattr(imagined.RealSource, "_play", playing)
-    another = store.acquire(arm.spec, holder="another", preemptible=True)
+    another = store.acquire(arm.spec, holder="another", ttl_s=600.0, preemptible=True)
     first, rival = Thread(target=lets_go_when_asked, args=[another]), Thread(target=has_a_turn)
     first.start()
-    phases.run(replace(config, priority=1, preempt_s=20.0, turn_s=1.0))
+    phases.run(replace(config, priority=1, preempt_s=60.0, turn_s=1.0))
     for thread in (first, rival):
         thread.join()
     assert had == ["train tiny: real episodes", "run", "rival", "run", "run"]  # 14 episodes, and a probe
