@@ -21,7 +21,7 @@ from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import Elsewhere, Source
 from robot_rl.rollout.weights import Published
 from robot_rl.sched.lease_file import LeaseFileError
-from robot_rl.sched.leases import HeldLease, LeaseStore
+from robot_rl.sched.leases import GivenUpError, HeldLease, LeaseStore
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.1
 """How often it is seen whether somebody wants the device."""
 _PARKS_S = 30.0
-"""How long the end of a run waits for a device that is being parked."""
+"""How long the end of a run waits for a device that is being parked, or for the lease file."""
 
 
 class BookedSource(Elsewhere):
@@ -63,6 +63,7 @@ class BookedSource(Elsewhere):
             say: tells a person why nothing is collected.
         """
         super().__init__()
+        self._is_over = threading.Event()
         self._specs, self._begin, self._say, self._wait_s = list(specs), begin, say, wait_s
         self._how: dict[str, Any] = {
             "holder": holder,
@@ -71,6 +72,7 @@ class BookedSource(Elsewhere):
             "turn_s": turn_s,
             "preemptible": True,
             "wait_s": math.inf,
+            "given_up": self._is_over.is_set,
         }
         self.waited_s: list[float] = []
         """How long it has waited for a device, each time."""
@@ -79,7 +81,6 @@ class BookedSource(Elsewhere):
         self._lock = threading.Lock()
         """Of the two above: `collect` has it, or the thread that ends the source."""
         self._thread: threading.Thread | None = None
-        self._is_over = threading.Event()
         self._error: Exception | None = None
 
     @property
@@ -131,6 +132,8 @@ class BookedSource(Elsewhere):
                     with LeaseStore().hold(self._specs, **self._how) as held:
                         self.waited_s.append(time.monotonic() - began_s)
                         self._has(held)
+                except GivenUpError:
+                    return
                 except LeaseFileError as error:  # busy, or on a full disk
                     logger.warning("%s Trying again.", error)
                     self._is_over.wait(1.0)
@@ -169,9 +172,9 @@ class BookedSource(Elsewhere):
                 source.close()
 
     def close(self) -> None:
-        """Ends the source, then the lease; a place in line is given up as soon as it would be served."""
+        """Ends the source, then the lease; or gives its place in line up."""
         self._is_over.set()
-        if self._thread is not None and (self._held is not None or self._lock.locked()):
+        if self._thread is not None:
             self._thread.join(_PARKS_S)
 
 

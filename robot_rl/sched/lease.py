@@ -98,7 +98,7 @@ class Lease:
     process: Holder
     """The process that holds it."""
     since_s: float
-    """By the `BootClock` of the process that reads this."""
+    """By the `BootClock` of the process that reads this; with another clock, when it was first seen."""
     expires_s: float
     """By the same clock, unless renewed."""
     ttl_s: float = DEFAULT_TTL_S

@@ -11,7 +11,8 @@ Leases of holders elsewhere (a container that shares the file) end by expiry alo
 Lease times are seconds since the machine was started, sleep included (`BootClock`). All processes share
 them and nobody can set them, so a step of the wall clock neither ends a lease nor prolongs one. Leases of
 another boot of this host are over. The lease of a holder with another clock (a container with a time
-namespace, another host that shares the file) counts for its whole life after its last change that we saw.
+namespace, another host that shares the file) counts for its whole life after its last change that we saw,
+and began when one of our clock first saw it.
 Wall-clock times are shown to people only.
 
 A waiter has a ticket: its place in the line. A ticket that was not renewed for 5 s (60 s, if its process
@@ -62,12 +63,16 @@ from robot_rl.sched.preemption import Preemption
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which holding a lease does not need
 
-__all__ = ["DEFAULT_TTL_S", "BootClock", "HeldLease", "Lease", "LeaseStore", "default_path"]
+__all__ = ["DEFAULT_TTL_S", "BootClock", "GivenUpError", "HeldLease", "Lease", "LeaseStore", "default_path"]
 
 
 T = TypeVar("T")
 
 _POLL_S = 0.1
+
+
+class GivenUpError(LeaseError):
+    """The caller does not wait any more: its `given_up` returned True."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ class LeaseStore:
         preempt_s: float | None = None,
         preemptible: bool = False,
         turn_s: float | None = None,
+        given_up: Callable[[], bool] | None = None,
     ) -> Lease:
         """Takes slots of a device, or of the first of several that has them free.
 
@@ -143,9 +149,11 @@ class LeaseStore:
                 a `wait_s` as long.
             preemptible: whether the holder looks at `HeldLease.preemption`, and gives up in time.
             turn_s: of a preemptible holder: after so long it gives up for the same priority too; None: never.
-                The turn of a holder with another clock counts from its last renewal, and so does not end.
+                The turn of a holder with another clock counts from when one of ours first saw its lease.
+            given_up: asked before each try; True ends the wait, and nothing is taken.
 
         Raises:
+            GivenUpError: `given_up` returned True.
             LeaseError: not enough free slots, with who has them since when and until when; or the device has
                 stopped, and nobody has cleared it.
         """
@@ -167,12 +175,15 @@ class LeaseStore:
                 if preemptible:
                     preemption.promise(rows, found, priority, turn_s)
             elif preempt_s is not None:
-                # the preferred one of those whose holders are willing: one is needed
-                any(self._asked(rows, one, slots, asker, tickets, preempt_s) for one in specs)
+                # one is needed: where it has asked before, else the preferred one whose holders are willing
+                me = holder, asker.process
+                order = sorted(specs, key=lambda one: not preemption.asked(rows, one.name, *me))
+                any(self._asked(rows, one, slots, asker, tickets, preempt_s) for one in order)
             return found
 
         names = [one.name for one in specs]
-        return self._stand_in_line(names, take, priority, wait_s, asks=preempt_s is not None)
+        asks = preempt_s is not None
+        return self._stand_in_line(names, take, priority, wait_s, asks=asks, given_up=given_up)
 
     def acquire_all(
         self,
@@ -226,12 +237,15 @@ class LeaseStore:
         wait_s: float,
         *,
         asks: bool = False,
+        given_up: Callable[[], bool] | None = None,
     ) -> T:
         """Returns what `take` does once that is no refusal; `asks`: it may ask holders to give up."""
         deadline_s = time.monotonic() + wait_s
         tickets = dict[str, int]()
         try:
             while True:
+                if given_up is not None and given_up():
+                    raise GivenUpError(f"lease of {', '.join(names)}: the caller gave up waiting.")
                 with self._file.transaction() as rows:
                     if wait_s > 0:
                         for name in names:
@@ -293,6 +307,7 @@ class LeaseStore:
         preempt_s: float | None = None,
         preemptible: bool = False,
         turn_s: float | None = None,
+        given_up: Callable[[], bool] | None = None,
     ) -> Generator[HeldLease]:
         """Acquires, renews in a thread, and releases at the end; arguments as in `acquire`."""
         lease = self.acquire(
@@ -305,6 +320,7 @@ class LeaseStore:
             preempt_s=preempt_s,
             preemptible=preemptible,
             turn_s=turn_s,
+            given_up=given_up,
         )
         held = HeldLease(self, lease, preemptible=preemptible)
         try:
@@ -517,15 +533,16 @@ class LeaseStore:
         return sorted((self._by_our_clock(rows, lease, now_s) for lease in leases), key=lambda it: it.since_s)
 
     def _by_our_clock(self, rows: sqlite3.Connection, lease: Lease, now_s: float) -> Lease:
-        """Returns a lease; one of another clock as if it had been renewed at its last change that we saw."""
+        """Returns a lease; one of another clock began when we first saw it, and was renewed at its change."""
         if lease.process.shares_clock(self._process):
             return lease
-        since_s = now_s - unchanged_s(rows, _row(lease), lease.expires_s, self._process, now_s)
-        return replace(lease, since_s=since_s, expires_s=since_s + lease.ttl_s)
+        had_s = unchanged_s(rows, _row(lease, "since"), lease.since_s, self._process, now_s)
+        left_s = lease.ttl_s - unchanged_s(rows, _row(lease), lease.expires_s, self._process, now_s)
+        return replace(lease, since_s=now_s - had_s, expires_s=now_s + left_s)
 
     def _delete(self, rows: sqlite3.Connection, lease: Lease) -> None:
         rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (lease.device, lease.token))
-        rows.execute("DELETE FROM seen WHERE row = ?", (_row(lease),))
+        rows.execute("DELETE FROM seen WHERE row IN (?, ?)", (_row(lease), _row(lease, "since")))
         preemption.create(rows)
         preemption.withdraw(rows, lease.device, lease.token)
 
@@ -546,8 +563,8 @@ def _check(wanted: Sequence[tuple[DeviceSpec, int | None]], ttl_s: float) -> Non
         spec.require_trusted()
 
 
-def _row(lease: Lease) -> str:
-    return f"lease {lease.device} {lease.token}"
+def _row(lease: Lease, of: str = "lease") -> str:
+    return f"{of} {lease.device} {lease.token}"
 
 
 def _refusal(spec: DeviceSpec, slots: int | None, held: list[Lease], free: int, ahead: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from robot_rl.core.errors import DeviceError, require
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ANY = "any"
 """Station that stands for every arm of this machine, and node that stands for every machine."""
+_ENDS_S = 5.0
+"""How much longer than it was given a holder may take to let an arm go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,19 @@ class LineConfig:
         """
         for name, value in (("preempt_s", self.preempt_s), ("turn_s", self.turn_s)):
             require(value is None or value >= 1, name, value, "1 or more, or null")
+
+    def booking(self, wait_s: float) -> dict[str, Any]:
+        """Returns how an arm is leased, as arguments of `LeaseStore.hold`.
+
+        It waits for `wait_s`, or longer where holders are asked to give up.
+        """
+        return {
+            "priority": self.priority,
+            "wait_s": max(wait_s, 0.0 if self.preempt_s is None else self.preempt_s + _ENDS_S),
+            "preempt_s": self.preempt_s,
+            "preemptible": True,
+            "turn_s": self.turn_s,
+        }
 
 
 def check_needs(station: str | None, needs: NeedsConfig, at: str = "") -> None:

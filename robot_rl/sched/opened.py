@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 
-from robot_rl.core.errors import LeaseError
+from robot_rl.core.errors import DeviceError, LeaseError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.hal.leased import EnvDevice, LeasedEnv
-from robot_rl.sched.leases import LeaseStore
+from robot_rl.sched.leases import HeldLease, LeaseStore
 
 logger = logging.getLogger(__name__)
+
+_LETS_GO_S = 20.0
+"""How long the processes of a holder that lost an arm at the deadline may need to end."""
 
 
 @contextmanager
@@ -30,6 +34,25 @@ def opened(device: EnvDevice, *, holder: str, wait_s: float = 0.0) -> Generator[
         closing(device.open(lease)) as env,
     ):
         yield env
+
+
+def open_taken(device: EnvDevice, lease: HeldLease, preempt_s: float | None) -> LeasedEnv:
+    """Opens an arm; one that others were asked for as soon as their processes have let it go.
+
+    `preempt_s` is how long they had; None: nobody was asked.
+
+    Raises:
+        DeviceError: it cannot be opened.
+        LeaseError: the lease was lost meanwhile.
+    """
+    until_s = time.monotonic() + (0.0 if preempt_s is None else _LETS_GO_S)
+    while True:
+        try:
+            return device.open(lease)
+        except DeviceError:
+            if time.monotonic() > until_s:
+                raise
+            lease.check()
 
 
 def keeping_stops(spec: DeviceSpec, holder: str) -> Callable[[str], None] | None:

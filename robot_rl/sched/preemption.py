@@ -105,6 +105,15 @@ def forgive(rows: sqlite3.Connection, process: Holder, device: str) -> None:
     )
 
 
+def asked(rows: sqlite3.Connection, device: str, by: str, process: Holder) -> set[int]:
+    """Returns the tokens of the leases of a device whose holders a waiter has asked to give up."""
+    found = rows.execute(
+        "SELECT token FROM preemptible WHERE device = ? AND by_holder = ? AND by_process = ?",
+        (device, by, process.to_text()),
+    )
+    return {token for (token,) in found}
+
+
 def ask(
     rows: sqlite3.Connection,
     held: Sequence[Lease],
@@ -118,6 +127,7 @@ def ask(
 ) -> bool:
     """Asks as many holders as are needed to give up: of those that promised, the smallest priority first.
 
+    Those that this waiter has asked before come before all others, so that no more are asked than it needs.
     A holder that has been asked before has to give up at the earlier of both deadlines.
 
     Args:
@@ -152,7 +162,8 @@ def ask(
     willing = [lease for lease in held if is_willing(lease)]
     if sum(lease.slots for lease in willing) < missing:
         return False
-    for lease in sorted(willing, key=lambda it: (promised[it.token][0], -it.token)):
+    ours = asked(rows, device, by, process)
+    for lease in sorted(willing, key=lambda it: (it.token not in ours, promised[it.token][0], -it.token)):
         if missing <= 0:
             break
         missing -= lease.slots

@@ -80,6 +80,18 @@ def test_while_it_waits_it_has_nothing_and_a_run_that_ends_gives_its_place_up() 
     assert not booked.arms
 
 
+def test_a_run_that_ends_while_it_waits_gives_its_place_up_at_once_and_asks_nobody() -> None:
+    booked, store = Booked(ARM, priority=1, preempt_s=600.0), LeaseStore()
+    lease = store.acquire(ARM, holder="another", preemptible=True)
+    assert booked.collect() is None
+    booked.until(lambda: store.preemption(lease) is not None)
+    booked.source.close()
+    assert not store.waiting()
+    assert store.preemption(lease) is None
+    assert [one.holder for one in store.active()] == ["another"]
+    assert booked.collect() is None  # that its wait was given up is no error
+
+
 def test_it_parks_for_a_larger_priority_and_goes_on_afterwards() -> None:
     booked = Booked(ARM)
     booked.until(booked.collect)

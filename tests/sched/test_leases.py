@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import LeaseError
 from robot_rl.hal.device import DeviceSpec, Fence
 from robot_rl.sched.lease import Holder, clock_time, this_process
-from robot_rl.sched.leases import Lease, LeaseStore, default_path
+from robot_rl.sched.leases import GivenUpError, Lease, LeaseStore, default_path
 
 ARM = DeviceSpec(name="arm1", kind="robot")
 GPU = DeviceSpec(name="gpu0", kind="gpu", slots=3)
@@ -274,6 +275,33 @@ def test_who_waits_in_vain_is_told_and_leaves_the_line(store: LeaseStore) -> Non
     with pytest.raises(LeaseError, match="Held by 'first'"):
         store.acquire(ARM, holder="second", wait_s=0.05)
     wait_for_line(store.path, 0)
+
+
+def test_who_gives_up_waiting_leaves_the_line_and_asks_nobody(store: LeaseStore) -> None:
+    held, has_given_up = store.acquire(ARM, holder="first", preemptible=True), threading.Event()
+
+    def wait() -> None:
+        how: dict[str, Any] = {
+            "priority": 1,
+            "wait_s": 600.0,
+            "preempt_s": 600.0,
+            "given_up": has_given_up.is_set,
+        }
+        with (
+            pytest.raises(GivenUpError, match="lease of arm1, gpu0: the caller gave up waiting"),
+            store.hold([ARM, GPU], holder="second", slots=1, **how),
+        ):
+            raise AssertionError("nobody gave the arm up")
+
+    store.acquire(GPU, holder="first")
+    with ThreadPoolExecutor(1) as waiter:
+        done = waiter.submit(wait)
+        wait_for_line(store.path, 2)
+        assert store.preemption(held) is not None
+        has_given_up.set()
+        done.result()
+    wait_for_line(store.path, 0)
+    assert store.preemption(held) is None
 
 
 @pytest.mark.parametrize(("is_alive", "silence_s"), [(False, 0.0), (None, 5.0), (True, 60.0)])

@@ -1,8 +1,11 @@
 """Leases that a larger priority takes, on a clock that is turned by hand; and between two threads."""
 
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +13,10 @@ from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import LeaseError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.lease import Holder
-from robot_rl.sched.leases import Lease, LeaseStore
+from robot_rl.sched.leases import GivenUpError, Lease, LeaseStore
 from tests.sched.test_leases import ARM, GPU, NOON_S, stranger
+
+OTHER = DeviceSpec(name="arm2", kind="robot")
 
 
 @pytest.fixture
@@ -39,6 +44,16 @@ def ask(
             spec, holder="urgent", slots=slots, priority=priority, wait_s=1e-9, preempt_s=1e-9
         )
     except LeaseError:
+        return None
+
+
+def ask_in_a_minute(store: LeaseStore, *specs: DeviceSpec, slots: int | None = None) -> Lease | None:
+    """Asks once, without end of its wait: holders have a minute of the turned clock."""
+    tries = iter([False, True])
+    how: dict[str, Any] = {"slots": slots, "priority": 1, "wait_s": 60.0, "preempt_s": 60.0}
+    try:
+        return store.acquire(specs, holder="urgent", given_up=lambda: next(tries), **how)
+    except GivenUpError:
         return None
 
 
@@ -92,6 +107,27 @@ def test_equals_are_asked_when_the_turn_of_a_holder_is_over(store: LeaseStore, c
     assert store.acquire(ARM, holder="second", priority=1).token == held.token + 1
 
 
+@pytest.mark.usefixtures("waiting_on")
+def test_the_turn_of_a_holder_with_another_clock_ends(tmp_path: Path, clock: ManualClock) -> None:
+    # Theirs says 5 s, ours NOON_S: the turn of 60 s counts from when we first saw the lease, renewed or not.
+    path, theirs = tmp_path / "leases.db", ManualClock(5.0)
+    ours = LeaseStore(path, clock)
+    far = LeaseStore(path, theirs, process=stranger(time_space="time:[7]"))
+    held = far.acquire(ARM, holder="far", priority=1, preemptible=True, turn_s=60.0)
+    for _ in range(3):
+        assert ask(ours, priority=1) is None
+        assert far.preemption(held) is None
+        theirs.advance(20.0)
+        clock.advance(20.0)
+        held = far.renew(held)
+    assert ask(ours, priority=1) is None
+    assert far.preemption(held) is not None
+    assert [(lease.since_s, lease.expires_s) for lease in ours.active()] == [(NOON_S, NOON_S + 90.0)]
+    far.release(held)
+    with closing(sqlite3.connect(path)) as rows:
+        assert rows.execute("SELECT row FROM seen").fetchall() == []
+
+
 def test_two_of_the_same_priority_take_turns(tmp_path: Path) -> None:
     store, had, over = LeaseStore(tmp_path / "leases.db"), list[tuple[str, float]](), threading.Event()
 
@@ -132,6 +168,42 @@ def test_the_fewest_are_asked_the_smallest_priority_first_and_the_newest_of_equa
     clock.advance(1.0)
     assert ask(store, GPU, slots=2, priority=5) is not None
     assert store.active() == [first, *store.active()[1:]]
+
+
+@pytest.mark.usefixtures("waiting_on")
+def test_who_was_asked_once_is_enough_when_the_turn_of_another_ends(
+    store: LeaseStore, clock: ManualClock
+) -> None:
+    how: dict[str, Any] = {"ttl_s": 600.0, "priority": 1, "preemptible": True}
+    first = store.acquire(GPU, holder="a", slots=1, turn_s=60.0, **how)
+    second = store.acquire(GPU, holder="b", slots=2, turn_s=90.0, **how)
+    clock.advance(60.0)
+    assert ask_in_a_minute(store, GPU, slots=1) is None
+    assert [store.preemption(lease) is not None for lease in (first, second)] == [True, False]
+    clock.advance(30.0)  # of equals the newest goes first, but one has been asked
+    assert ask_in_a_minute(store, GPU, slots=1) is None
+    assert [store.preemption(lease) is not None for lease in (first, second)] == [True, False]
+    assert ask_in_a_minute(store, GPU, slots=3) is None
+    assert [store.preemption(lease) is not None for lease in (first, second)] == [True, True]
+
+
+@pytest.mark.usefixtures("waiting_on")
+def test_one_of_two_devices_is_asked_for_and_the_other_where_that_is_not_enough(
+    store: LeaseStore, clock: ManualClock
+) -> None:
+    how: dict[str, Any] = {"ttl_s": 600.0, "priority": 1, "preemptible": True}
+    first = store.acquire(ARM, holder="a", turn_s=100.0, **how)
+    second = store.acquire(OTHER, holder="b", turn_s=60.0, **how)
+    asked = list[list[bool]]()
+    for _ in range(3):
+        clock.advance(40.0)
+        assert ask_in_a_minute(store, ARM, OTHER) is None
+        asked.append([store.preemption(lease) is not None for lease in (first, second)])
+    # After 40, 80 and 120 s: no turn is over, that at the second device, that at the preferred one too.
+    assert asked == [[False, False], [False, True], [False, True]]
+    store.stop("arm2", "The emergency stop is pressed.", "b")
+    assert ask_in_a_minute(store, ARM, OTHER) is None
+    assert store.preemption(first) is not None
 
 
 def test_nobody_is_asked_where_it_would_not_be_enough(store: LeaseStore) -> None:

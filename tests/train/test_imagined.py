@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,10 +14,13 @@ import pytest
 from robot_rl.cli.main import main
 from robot_rl.config import build, load
 from robot_rl.core.errors import ConfigError
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.hal.leased import EnvDevice, LeasedEnv
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.real.claim import device_of
 from robot_rl.real.station import load_station
-from robot_rl.sched.leases import LeaseStore
+from robot_rl.rollout.envs import make_env
+from robot_rl.sched.leases import HeldLease, Lease, LeaseStore
 from robot_rl.sim.tasks import reach
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
@@ -69,6 +75,15 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_of(out: Path, **method: Any) -> RunConfig:
     world = {**WORLD, "trust": {**TRUSTING, **method.pop("trust", {})}}
     return build(RunConfig, {**RUN, "out": str(out), "method": {**RUN["method"], "world": world, **method}})
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """Waits for something, and returns it."""
+    until_s = time.monotonic() + 60.0
+    while not (it := found()):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    return it
 
 
 def real_steps(summary: phases.Summary) -> int:
@@ -176,6 +191,41 @@ def test_real_episodes_are_booked_on_an_arm(tmp_path: Path, monkeypatch: pytest.
     summary = phases.run(replace(config, station=str(station)))
     assert real_steps(summary) == column(folder_of(tmp_path), "probe/real_steps")[-1]
     assert leased == {"collect": [1] * 14, "probe": [1] * 2, "imagine": [0] * 2}
+
+
+def test_an_arm_is_asked_for_and_given_up_at_the_end_of_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, had = LeaseStore(), list[str]()
+    play, config = imagined.RealSource._play, run_of(tmp_path, first_episodes=14, probe_episodes=2, probes=1)
+    arm = EnvDevice(
+        DeviceSpec(name="arm", kind="robot"), lambda _: make_env(config.env, 1, autoreset="disabled")
+    )
+
+    def playing(source: imagined.RealSource, env: LeasedEnv, lease: HeldLease, *how: Any) -> None:
+        had.append("run")
+        if len(had) == 2:
+            rival.start()
+            until(lambda: lease.preemption)
+        play(source, env, lease, *how)
+
+    def lets_go_when_asked(held: Lease) -> None:
+        had.append(until(lambda: store.preemption(held)).by)
+        store.release(held)
+
+    def has_a_turn() -> None:
+        with store.hold(arm.spec, holder="rival", priority=1, wait_s=60.0, preempt_s=60.0):
+            had.append("rival")
+
+    monkeypatch.setattr(imagined.RealSource, "_device", lambda source, wanted: arm)
+    monkeypatch.setattr(imagined.RealSource, "_play", playing)
+    another = store.acquire(arm.spec, holder="another", ttl_s=600.0, preemptible=True)
+    first, rival = Thread(target=lets_go_when_asked, args=[another]), Thread(target=has_a_turn)
+    first.start()
+    phases.run(replace(config, priority=1, preempt_s=60.0, turn_s=1.0))
+    for thread in (first, rival):
+        thread.join()
+    assert had == ["train tiny: real episodes", "run", "rival", "run", "run"]  # 14 episodes, and a probe
 
 
 @pytest.mark.parametrize(

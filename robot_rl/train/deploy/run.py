@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from robot_rl.config import dump
-from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError, RenderError, RobotRLError
+from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, RobotRLError
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.episode import observed
 from robot_rl.data.episodes import episodes_meta
@@ -40,7 +40,7 @@ from robot_rl.real.sensors import open_sensors
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.stepping import Moment, lockstep
 from robot_rl.sched.leases import HeldLease, LeaseStore
-from robot_rl.sched.opened import keeping_stops
+from robot_rl.sched.opened import keeping_stops, open_taken
 from robot_rl.sched.preemption import PreemptedError
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
@@ -54,10 +54,6 @@ from robot_rl.train.deploy.remote import RemotePolicy, open_remote
 from robot_rl.train.record import load_config_here, new_folder
 from robot_rl.train.recording import Recorder
 
-_ENDS_S = 5.0
-"""How much longer than it was given a holder may take to let an arm go."""
-_LETS_GO_S = 20.0
-"""How long the processes of a holder that lost an arm at the deadline may need to end."""
 _WARM_UP = 3
 """Plans made before the arm moves: the first takes several times as long."""
 
@@ -90,8 +86,9 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
         journal.waited_s.append(time.monotonic() - began_s)
         try:
             while True:
+                device = station_device(station, config, shown, folder, ask)
                 with (
-                    closing(_open(station_device(station, config, shown, folder, ask), lease, config)) as env,
+                    closing(open_taken(device, lease, config.preempt_s)) as env,
                     _recorder(config, station, env, folder) as recorder,
                 ):
                     if shown.instruction:
@@ -127,23 +124,8 @@ def _leased(
     config: DeployConfig, able: Sequence[Place], wait_s: float = 0.0
 ) -> AbstractContextManager[HeldLease]:
     """Returns a lease of the first arm that is free, which this deployment gives up for who goes first."""
-    within = config.preempt_s
-    wait_s = max(wait_s, config.lease_wait_s, 0.0 if within is None else within + _ENDS_S)
-    how: dict[str, Any] = {"priority": config.priority, "preempt_s": within, "turn_s": config.turn_s}
     devices, holder = [place.device for place in able], f"deploy {able[0].shown.task}"
-    return LeaseStore().hold(devices, holder=holder, wait_s=wait_s, preemptible=True, **how)
-
-
-def _open(device: EnvDevice, lease: HeldLease, config: DeployConfig) -> LeasedEnv:
-    """Opens the arm; one that was taken from another holder as soon as its processes have let it go."""
-    until_s = time.monotonic() + (0.0 if config.preempt_s is None else _LETS_GO_S)
-    while True:
-        try:
-            return device.open(lease)
-        except DeviceError:
-            if time.monotonic() > until_s:
-                raise
-            lease.check()
+    return LeaseStore().hold(devices, holder=holder, **config.booking(max(wait_s, config.lease_wait_s)))
 
 
 def station_device(

@@ -38,7 +38,7 @@ from robot_rl.rollout.sources import EpisodeLog, Here
 from robot_rl.rollout.stepping import seed_batches
 from robot_rl.rollout.weights import Published, Publisher, Subscriber, load_weights
 from robot_rl.sched.leases import HeldLease, LeaseStore
-from robot_rl.sched.opened import opened
+from robot_rl.sched.opened import open_taken, opened
 from robot_rl.sched.preemption import PreemptedError
 from robot_rl.sim.config import EnvConfig
 from robot_rl.train.demos import Columns, joined, played
@@ -279,17 +279,14 @@ class RealSource(Here):
             return None
         session, version = conductor.session, self._weights.refresh(published)
         device, rows = self._device(wanted), list[Columns]()
-        how: dict[str, Any] = {
-            "holder": f"train {session.config.recipe}: real episodes",
-            "slots": 1,
-            "preemptible": device.spec.kind == "robot",
-        }
-        noise, wait_s = conductor.seed, session.config.lease_wait_s
+        is_arm, config = device.spec.kind == "robot", session.config
+        holder, noise, wait_s = f"train {config.recipe}: real episodes", conductor.seed, config.lease_wait_s
         seeds = conductor.next_seeds(wanted)
         while True:
+            how: dict[str, Any] = config.booking(wait_s) if is_arm else {"wait_s": wait_s}
             with (
-                LeaseStore().hold(device.spec, wait_s=wait_s, **how) as lease,
-                closing(device.open(lease)) as env,
+                LeaseStore().hold(device.spec, holder=holder, slots=1, **how) as lease,
+                closing(open_taken(device, lease, config.preempt_s if is_arm else None)) as env,
             ):
                 self._play(env, lease, seeds[len(rows) :], rows, "ode" if is_probe else "explore", noise)
                 if len(rows) == wanted:
