@@ -52,6 +52,7 @@ ifeq ($(QUICK),)
 	$(FAULTS)/storage_campaign.py
 	$(FAULTS)/lease_campaign.py
 	$(FAULTS)/preempt_campaign.py
+	$(FAULTS)/node_campaign.py
 	$(FAULTS)/arm_campaign.py --repeats 10 --jobs 2
 else
 	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10
@@ -60,6 +61,7 @@ else
 	$(FAULTS)/storage_campaign.py --quick
 	$(FAULTS)/lease_campaign.py --races 300
 	$(FAULTS)/preempt_campaign.py --races 200
+	$(FAULTS)/node_campaign.py --faults 6
 	$(FAULTS)/arm_campaign.py --quick --jobs 2
 endif
 

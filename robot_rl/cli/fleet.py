@@ -18,6 +18,9 @@ Serves a page of this machine: devices and who holds them, who waits, arms that 
 stops each, devices that stopped with a button that clears them, and the newest runs with their curves. It
 prints the address to open, with the token that the page needs; the token is this user's and stays.
 
+It is the hub of a fleet, too: machines that `robot-rl agent` joins to it are on the page, and runs reach
+their arms through it.
+
 host=  another address than loopback makes the page reachable from elsewhere; it then needs cert= and key=
        (PEM), because the token would travel in the clear otherwise. names= are the names under which it is
        reached there.
@@ -66,6 +69,7 @@ def _fleet(words: list[str]) -> Outcome:
     options = load(FleetConfig, words, config_name="fleet")
     try:
         from robot_rl.fleet.server import make_app, serve, token_of_machine
+        from robot_rl.rollout.hub_config import token_path
     except ModuleNotFoundError as error:
         raise ConfigError(f"fleet: {error}. Install it: pip install 'robot_rl[fleet]'.") from error
     token = token_of_machine()
@@ -78,6 +82,8 @@ def _fleet(words: list[str]) -> Outcome:
 
     def up() -> None:
         print(address, file=sys.stderr, flush=True)
+        joins = f"robot-rl agent hub.address={scheme}://<this machine>:{options.port} hub.token_file=<copy>"
+        print(f"machines join with `{joins}`, a copy of {token_path()}", file=sys.stderr, flush=True)
 
     try:
         serve(app, host=options.host, port=options.port, cert=cert, key=key, up=up)

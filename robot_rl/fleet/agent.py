@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -86,7 +87,7 @@ class Job:
     async def begin(self, say: Callable[[str], None]) -> None:
         """Starts the process; its standard output is what it has to say, in lines of JSON."""
         with (self.folder / "log.txt").open("ab") as log:
-            command = [sys.executable, "-m", _PROGRAM, str(self.folder)]
+            command = [sys.executable, "-m", _PROGRAM, str(self.folder), str(os.getpid())]
             self.process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """Acts on this machine's arm for a run on another one: the process of a job, begun by the agent of a fleet.
 
-    python -m robot_rl.train.improve.at_node <folder of the job>
+    python -m robot_rl.train.improve.at_node <folder of the job> <process of the agent>
 
 The folder has the run's settings and base, the newest weights, and the spool of turns. What it has to say
 goes to standard output, in lines of JSON: {"turn": 7}, {"says": "..."}, {"failed": "..."}.
@@ -9,12 +9,12 @@ It ends, with its arm at rest, on SIGTERM and when the agent is gone.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,27 +46,32 @@ class WeightsFile:
         return self._newest
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, agent: int) -> int:
     """Acts until SIGTERM, or until the agent is gone; returns the exit code."""
-    over, agent, say = threading.Event(), os.getppid(), _voice()
+    over = threading.Event()
+    say = _voice(over)
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     job = json.loads((folder / "source.json").read_text())
+
+    def is_over() -> bool:
+        return over.is_set() or os.getppid() != agent
+
     try:
-        if _alone(folder, over):
-            _act(folder, job["name"], job["holder"], lambda: over.is_set() or os.getppid() != agent, say)
+        if _alone(folder, is_over):
+            _act(folder, job["name"], job["holder"], is_over, say)
     except Exception as error:  # the run gets any error
         say(failed=str(error) if isinstance(error, RobotRLError) else repr(error))
         return 1
     return 0
 
 
-def _alone(folder: Path, over: threading.Event) -> bool:
+def _alone(folder: Path, is_over: Callable[[], bool]) -> bool:
     """Waits for the process before, which may still bring its arm to rest; returns whether it has ended."""
-    while not over.is_set():
+    while not is_over():
         try:
             ProcessLock(folder / "lock")  # until the end of this process
         except HeldError:
-            over.wait(0.1)
+            time.sleep(0.1)
         else:
             return True
     return False
@@ -85,17 +90,19 @@ def _act(folder: Path, name: str, holder: str, is_over: Callable[[], bool], say:
         source.close()
 
 
-def _voice() -> Callable[..., None]:
+def _voice(over: threading.Event) -> Callable[..., None]:
     """Returns what writes words to the agent; prints of other code go to the log from then on."""
     words = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def say(**what: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the agent is gone, which ends the job
+        try:
             print(json.dumps(what), file=words, flush=True)
+        except BrokenPipeError:  # the agent is gone
+            over.set()
 
     return say
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,78 @@
+"""Turns and weights on their way over a network: the same values, and nothing but values."""
+
+import pickle
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.data.transitions import StepBatch
+from robot_rl.rollout.process import Turn
+from robot_rl.rollout.sources import Tally
+from robot_rl.rollout.weights import Snapshot, checksum
+from robot_rl.rollout.wire import WireError, decode_turn, decode_weights, encode_turn, encode_weights
+
+STEP = StepBatch(
+    source="robot",
+    policy_version=7,
+    stamp_ns=123_456_789_012,
+    begins=True,
+    obs={"state": np.array([[1.0, 2.0]], np.float32), "wrist.rgb": np.full((1, 2, 2, 3), 9, np.uint8)},
+    base_action=np.array([[0.5]], np.float32),
+    action=np.array([[0.25]], np.float32),
+    reward=np.array([1.0], np.float32),
+    terminated=np.array([False]),
+    truncated=np.array([True]),
+    next_obs={"state": np.array([[3.0, 4.0]], np.float32)},
+    next_base_action=np.array([[0.0]], np.float32),
+    success=np.array([True]),
+    instruction="reach",
+    picture_stamp_ns={"wrist.rgb": 123_456_700_000},
+)
+TALLY = Tally(np.array([[1.0, 20.0, 1.0, -1.0]]), 3, 0, ("own", "near"), 0.5)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and one == other
+
+
+def test_a_turn_arrives_as_it_was() -> None:
+    turn = decode_turn(encode_turn(Turn(STEP, TALLY)))
+    for kind, sent, got in ((StepBatch, STEP, turn.segment), (Tally, TALLY, turn.tally)):
+        for one in fields(kind):
+            assert same(getattr(sent, one.name), getattr(got, one.name)), one.name
+    assert isinstance(turn.segment, StepBatch)
+    turn.segment.reward[0] = 2.0  # its arrays are its own
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"",
+        b"none of ours",
+        pickle.dumps(STEP),
+        msgpack.packb([{}, {}]),
+        msgpack.packb([{**vars(STEP), "obs": None, "more": 1}, {}], default=lambda _: None),
+        encode_turn(Turn(STEP, TALLY))[:-3],
+    ],
+)
+def test_what_is_no_turn_is_refused(octets: bytes) -> None:
+    with pytest.raises(WireError, match="bytes are no turn of this version"):
+        decode_turn(octets)
+
+
+def test_weights_arrive_as_they_were() -> None:
+    weights = {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor([1, 2], dtype=torch.bfloat16)}
+    sent = Snapshot(3, checksum(weights), weights)
+    got = decode_weights(encode_weights(sent))
+    assert (got.version, checksum(got.weights)) == (3, sent.checksum)
+    assert all(torch.equal(got.weights[name], weights[name]) for name in weights)
+    with pytest.raises(WireError, match="bytes are no weights of this version"):
+        decode_weights(encode_weights(sent)[:-1])
