@@ -18,20 +18,18 @@ import signal
 import socket
 import sys
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import msgpack
-
 from robot_rl.core.errors import DeviceError, RobotRLError, require
 from robot_rl.core.files import replace_file
+from robot_rl.core.lock import HeldError, ProcessLock
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_line import NAME, HubRefusedError, connected, frame
+from robot_rl.rollout.hub_connection import NAME, Connection, TakenError, connected
 from robot_rl.rollout.spool import Spool
 from robot_rl.sched.lease_file import default_path
 
@@ -48,8 +46,8 @@ _END_S = 40.0
 """How long a job may take to bring its arm to rest."""
 _PAUSES_S = (0.5, 10.0)
 """Between two attempts to reach the hub: the first and the longest pause."""
-_TAKEN = 409
-"""Status of a name that is connected, as ours may still be after a cut."""
+_WORDS = 20
+"""What an arm has to say to a run that is away: the newest of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,23 +66,27 @@ class AgentConfig:
 class Job:
     """A process that acts here for a run elsewhere, and the steps that the run does not have yet."""
 
-    def __init__(self, folder: Path, alone_s: float) -> None:
-        self.folder, self.alone_s = folder, alone_s
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.spool = Spool(folder / "turns")
         self.process: asyncio.subprocess.Process | None = None
+        self.alone_s = 0.0
+        """How long it acts on without its run."""
         self.alone_since_s: float | None = None
         """When its run was there last; None while it is."""
         self.news = asyncio.Event()
         """Set when there is something to send."""
+        self.words = deque[str](maxlen=_WORDS)
+        """What the run is told of the arm: who has it, say."""
         self.failure = ""
-        """Why the process ended, if the run does not know yet."""
-        self.is_ending = self.has_failed = False
+        """Why the process ended by itself; it is not begun again before the run knows."""
+        self.is_ending = False
 
     @property
     def acts(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    async def begin(self, say: Callable[[str], None]) -> None:
+    async def begin(self) -> None:
         """Starts the process; its standard output is what it has to say, in lines of JSON."""
         with (self.folder / "log.txt").open("ab") as log:
             command = [sys.executable, "-m", _PROGRAM, str(self.folder), str(os.getpid())]
@@ -95,35 +97,39 @@ class Job:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the agent, which ends it
             )
-        self.failure, self.is_ending = "", False
-        self._listener = asyncio.create_task(self._listen(self.process, say))
+        self.is_ending = False
+        self._listener = asyncio.create_task(self._listen(self.process))
 
-    async def _listen(self, process: asyncio.subprocess.Process, say: Callable[[str], None]) -> None:
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        failure = ""
         async for line in process.stdout:
-            word = json.loads(line)
-            if "turn" in word:
-                self.spool.newest = word["turn"]
-                if self.alone_since_s is None and self.spool.newest - self.spool.taken > _UNSENT:
-                    failure = f"the run leaves {_UNSENT} turns unfetched: lower method.utd"
-                    self.end()
-            elif "failed" in word:
-                failure = word["failed"]
-            else:
-                say(f"{self.folder.name}: {word['says']}")
+            try:
+                self._hear(json.loads(line))
+            except (ValueError, KeyError, TypeError):  # another package printed it
+                logger.warning("%s: %s", self.folder.name, line.decode(errors="replace").rstrip())
             self.news.set()
         code = await process.wait()
-        if not (failure or self.is_ending):
-            failure = f"the process that acts ended with exit code {code} and gave no reason"
-        self.failure, self.has_failed = failure, bool(failure)
+        if not (self.failure or self.is_ending):
+            self.failure = f"the process that acts ended with exit code {code} and gave no reason"
         self.news.set()
+
+    def _hear(self, word: dict[str, Any]) -> None:
+        if "turn" in word:
+            self.spool.newest = int(word["turn"])
+            if self.alone_since_s is None and self.spool.newest - self.spool.taken > _UNSENT:
+                self.failure = f"the run leaves {_UNSENT} turns unfetched: lower method.utd"
+                self.end()
+        elif "failed" in word:
+            self.failure = str(word["failed"])
+        else:
+            self.words.append(str(word["says"]))
 
     def end(self) -> None:
         """Tells the process to bring its arm to rest."""
         if self.acts and not self.is_ending and self.process is not None:
             self.is_ending = True
-            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
 
     async def ended(self) -> None:
         """Waits until the process has ended; the supervisor holds the arm of one that had to be killed."""
@@ -131,7 +137,8 @@ class Job:
         if self.process is None:
             return
         try:
-            await asyncio.wait_for(self.process.wait(), _END_S)
+            async with asyncio.timeout(_END_S):
+                await self.process.wait()
         except TimeoutError:
             logger.error("%s: did not end within %g s, killed", self.folder.name, _END_S)
             self.process.kill()
@@ -146,29 +153,36 @@ class Agent:
         self._state = FleetState(Path("runs"))
         self._folder = default_path().parent / "jobs"
         self._jobs = dict[str, Job]()
+        self._here = set[str]()
+        """Jobs whose run is there, by the newest message."""
+        self._weights = dict[str, bytes]()
+        """The newest weights of each job that were not written yet."""
         self._pumps = dict[str, asyncio.Task[None]]()
-        self._line: aiohttp.ClientWebSocketResponse | None = None
+        self._hub: Connection | None = None
         self._changing = defaultdict[str, asyncio.Lock](asyncio.Lock)
-        """One change of a job at a time: an arm may take long to come to rest."""
+        """One change of a job at a time, in the order of messages: an arm may take long to come to rest."""
         self._tasks = set[asyncio.Task[None]]()
 
     async def run(self) -> None:
         """Serves until it is cancelled; then all jobs bring their arms to rest.
 
         Raises:
-            HubRefusedError: the hub does not let it in: wrong token, another version, a name that is taken.
+            HubRefusedError: the hub does not let this machine in: wrong token, or another version.
+            TakenError: another machine has the name.
         """
+        for name in await asyncio.to_thread(_left_over, self._folder):
+            self._say(f"{name}: has steps that its run did not fetch; resume it, or remove the folder")
         watch, pause_s, was_in = asyncio.create_task(self._watch()), _PAUSES_S[0], False
         try:
             while True:
                 try:
-                    async with connected(self._config.hub, "agent", {"node": self._config.name}) as line:
+                    async with connected(self._config.hub, "agent", {"node": self._config.name}) as hub:
                         self._say(f"connected to {self._config.hub.address} as {self._config.name}")
                         pause_s, was_in = _PAUSES_S[0], True
-                        await self._serve(line)
+                        await self._serve(hub)
                         self._say(f"{self._config.hub.address} is gone")
-                except HubRefusedError as error:
-                    if not (was_in and error.status == _TAKEN):
+                except TakenError:  # perhaps by our connection of before the cut
+                    if not was_in:
                         raise
                 except DeviceError as error:
                     self._say(f"{error} Trying again in {pause_s:g} s")
@@ -178,23 +192,28 @@ class Agent:
             watch.cancel()
             await asyncio.gather(*(job.ended() for job in self._jobs.values()))
 
-    async def _serve(self, line: aiohttp.ClientWebSocketResponse) -> None:
+    async def _serve(self, hub: Connection) -> None:
         """Talks to the hub until the connection ends."""
-        self._line = line
+        self._hub = hub
         shows = asyncio.create_task(self._show())
         try:
-            async for message in line:
-                if message.type is aiohttp.WSMsgType.BINARY:
-                    await self._take(*msgpack.unpackb(message.data))
+            async for message in hub.messages():
+                try:
+                    self._take(*message)
+                except (ValueError, TypeError, KeyError) as error:
+                    logger.warning("a message of the hub that is none of ours: %r", error)
         finally:
-            self._line = None
+            self._hub = None
             shows.cancel()
-            for name in list(self._jobs):
+            for name in list(self._here):
                 self._leave_alone(name)
 
     async def _show(self) -> None:
         while True:
-            look = await asyncio.to_thread(self._state.machine)
+            try:
+                look = await asyncio.to_thread(self._state.machine)
+            except (RobotRLError, OSError) as error:  # it is still here
+                look = {"problems": [str(error)]}
             await self._send("", "look", look)
             await asyncio.sleep(_LOOK_S)
 
@@ -206,84 +225,127 @@ class Agent:
                 if not job.acts or job.is_ending or job.alone_since_s is None:
                     continue
                 if time.monotonic() - job.alone_since_s > job.alone_s:
-                    self._say(f"{name}: its run was away for {job.alone_s:g} s; the arm rests")
                     job.end()
+                    self._say(f"{name}: its run was away for {job.alone_s:g} s; the arm rests")
 
     async def _send(self, job: str, kind: str, body: Any) -> None:
-        if self._line is not None:
-            with contextlib.suppress(ConnectionError):  # cut off now: what is not acknowledged is sent again
-                await self._line.send_bytes(frame(job, kind, body))
+        if self._hub is not None:  # what does not arrive is sent again
+            await self._hub.send(job, kind, body)
 
-    async def _take(self, name: str, kind: str, body: Any) -> None:
-        """Does what a frame says."""
+    def _take(self, name: str, kind: str, body: Any) -> None:
+        """Begins what a message asks for; what belongs to one job is done in order."""
         if kind in ("stop", "clear"):
-            self._do(self._carry_out(kind, body))
-        elif kind == "begin":
-            self._do(self._begin(name, body))
-        elif (job := self._jobs.get(name)) is None:
+            self._do(self._carry_out(kind, int(body["number"]), str(body["device"]), str(body["by"])))
             return
+        if NAME.fullmatch(name) is None:
+            raise ValueError(f"a job named {name!r}")
+        if kind == "begin":
+            self._here.add(name)
+            has = None if body["has"] is None else int(body["has"])
+            self._do(self._begin(name, float(body["alone_s"]), has))
+        elif kind == "content":
+            self._weights.pop(name, None)
+            self._do(self._start(name, body))
         elif kind == "weights":
-            replace_file(job.folder / "weights", body)
+            is_due = name not in self._weights
+            self._weights[name] = bytes(body)
+            if is_due:
+                self._do(self._write_weights(name))
         elif kind == "has":
-            job.spool.take(body)
-            job.news.set()
+            self._do(self._acknowledge(name, int(body)))
+        elif kind in ("rest", "end"):
+            self._leave_alone(name)
+            self._do(self._rest(name, forget=kind == "end"))
         elif kind == "alone":
             self._leave_alone(name)
-        elif kind == "end":
-            self._do(self._forget(name))
 
     def _do(self, task: Coroutine[Any, Any, None]) -> None:
         """Does what takes long; meanwhile the connection is served."""
         self._tasks.add(doing := asyncio.create_task(task))
-        doing.add_done_callback(self._tasks.discard)
+        doing.add_done_callback(self._done)
 
-    async def _carry_out(self, what: str, body: dict[str, Any]) -> None:
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a task of the agent failed", exc_info=error)
+
+    async def _carry_out(self, what: str, number: int, device: str, by: str) -> None:
         """Carries out an order of a person at the fleet page."""
-        who, refusal = (str(body["device"]), str(body["by"])), ""
+        refusal = ""
         try:
             if what == "stop":
-                await asyncio.to_thread(stop_arm, *who)
+                await asyncio.to_thread(stop_arm, device, by)
             else:
-                await asyncio.to_thread(clear_device, *who)
+                await asyncio.to_thread(clear_device, device, by)
         except RobotRLError as error:
             refusal = str(error)
-        await self._send("", "done", {"number": body["number"], "refusal": refusal})
+        await self._send("", "done", {"number": number, "refusal": refusal})
 
-    async def _begin(self, name: str, body: dict[str, Any]) -> None:
-        """Begins a job, or goes on with the one that is there, from the turn that its run has."""
+    async def _begin(self, name: str, alone_s: float, has: int | None) -> None:
+        """Goes on with a job from the turn that its run has, or asks for what it needs to begin."""
         async with self._changing[name]:
-            if name not in self._jobs:
-                self._jobs[name] = Job(self._folder / name, body["alone_s"])
-            job = self._jobs[name]
-            job.alone_since_s = None
-            if job.is_ending:
-                await job.ended()
-            if body["has"] is not None:
-                job.spool.take(body["has"])
             try:
-                if not job.acts:
-                    _lay_out(job.folder, body)
-                    self._say(f"{name}: begins")
-                    await job.begin(self._say)
-            except (OSError, ValueError) as error:
+                job = self._jobs.get(name) or self._jobs.setdefault(name, Job(self._folder / name))
+                job.alone_s = alone_s
+                if job.is_ending:
+                    await job.ended()
+                if has is not None:
+                    job.spool.take(has)
+            except OSError as error:
                 await self._send(name, "failed", str(error))
                 return
+            if name not in self._here:  # it has left meanwhile
+                return
+            job.alone_since_s = None
             self._stop_pump(name)
             self._pumps[name] = asyncio.create_task(self._pump(name, job))
+            if job.acts or job.failure:
+                await self._send(name, "begun", None)
+            else:
+                await self._send(name, "needs", None)
+
+    async def _start(self, name: str, content: dict[str, Any]) -> None:
+        """Starts the process of a job with what the run has sent for it."""
+        async with self._changing[name]:
+            job = self._jobs.get(name)
+            if job is None or job.acts or name not in self._here:
+                return
+            try:
+                await asyncio.to_thread(_lay_out, job.folder, content)
+                await job.begin()
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                await self._send(name, "failed", f"{type(error).__name__}: {error}")
+                return
+            self._say(f"{name}: begins")
+            await self._send(name, "begun", None)
+
+    async def _write_weights(self, name: str) -> None:
+        async with self._changing[name]:
+            weights = self._weights.pop(name, None)
+            if weights is not None and name in self._jobs:
+                await asyncio.to_thread(replace_file, self._jobs[name].folder / "weights", weights)
+        await self._send(name, "loaded", None)
+
+    async def _acknowledge(self, name: str, has: int) -> None:
+        async with self._changing[name]:
+            if (job := self._jobs.get(name)) is not None:
+                job.spool.take(has)
+                job.news.set()
 
     async def _pump(self, name: str, job: Job) -> None:
-        """Sends a job's turns in order, then why it ended, if it did."""
+        """Sends what a job has to say and its turns, in order, then why it ended, if it did."""
         sent = job.spool.taken
         while True:
             job.news.clear()
+            while job.words:
+                await self._send(name, "says", job.words.popleft())
             while sent < min(job.spool.newest, job.spool.taken + _AWAY):
                 octets = job.spool.read(sent + 1)
                 if octets is not None:
                     await self._send(name, "turn", {"number": sent + 1, "turn": octets})
                 sent += 1
-            if job.failure and sent == job.spool.newest:
+            if job.failure and sent >= job.spool.newest:
                 await self._send(name, "failed", job.failure)
-                job.failure = ""
             await job.news.wait()
 
     def _stop_pump(self, name: str) -> None:
@@ -292,32 +354,57 @@ class Agent:
 
     def _leave_alone(self, name: str) -> None:
         """Notes that nobody fetches a job's turns."""
+        self._here.discard(name)
         self._stop_pump(name)
         if (job := self._jobs.get(name)) is not None and job.alone_since_s is None:
             job.alone_since_s = time.monotonic()
 
-    async def _forget(self, name: str) -> None:
-        """Ends a job of which its run needs no more."""
+    async def _rest(self, name: str, *, forget: bool) -> None:
+        """Ends the process of a job; with `forget` its run needs no more of it, else it may be resumed."""
         async with self._changing[name]:
-            self._stop_pump(name)
-            if (job := self._jobs.pop(name, None)) is not None:
-                self._say(f"{name}: ends")
+            job = self._jobs.pop(name, None)
+            if job is not None:
                 await job.ended()
-                job.spool.take(job.spool.newest)
-                if not job.has_failed:  # else its logs say more
-                    shutil.rmtree(job.folder, ignore_errors=True)
+                self._say(f"{name}: ends")
+                if forget:
+                    has_failed = bool(job.failure)
+                    await asyncio.to_thread(_forget, job, keep_logs=has_failed)
         await self._send(name, "ended", None)
 
 
-def _lay_out(folder: Path, body: dict[str, Any]) -> None:
+def _lay_out(folder: Path, content: dict[str, Any]) -> None:
     """Writes what the process of a job reads: settings and base of the run, and which source it is."""
     base = folder / "policy" / "base"
-    if any(NAME.fullmatch(file) is None for file in body["files"]):
-        raise ValueError(f"job: got the files {sorted(body['files'])}, allowed: names without a folder")
+    if any(NAME.fullmatch(file) is None for file in content["files"]):
+        raise ValueError(f"job: got the files {sorted(content['files'])}, allowed: names without a folder")
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir(parents=True)
-    for file, content in body["files"].items():
-        (base / file).write_bytes(content)
-    replace_file(folder / "config.yaml", body["config"])
-    replace_file(folder / "weights", body["weights"])
-    replace_file(folder / "source.json", json.dumps({"name": body["source"], "holder": body["holder"]}))
+    for file, octets in content["files"].items():
+        (base / file).write_bytes(octets)
+    replace_file(folder / "config.yaml", content["config"])
+    replace_file(folder / "weights", content["weights"])
+    replace_file(folder / "source.json", json.dumps({"name": content["source"], "holder": content["holder"]}))
+
+
+def _forget(job: Job, *, keep_logs: bool) -> None:
+    """Removes what a job has left: all of it, or its turns."""
+    if keep_logs:
+        job.spool.take(job.spool.newest)
+    else:
+        shutil.rmtree(job.folder, ignore_errors=True)
+
+
+def _left_over(folder: Path) -> list[str]:
+    """Returns the jobs that have turns which no run has fetched; the others that nobody has are removed."""
+    found = list[str]()
+    for job in sorted(folder.glob("*")):
+        try:
+            lock = ProcessLock(job / "lock")
+        except (HeldError, OSError):  # its process brings the arm to rest
+            continue
+        if any(one.name.isdigit() for one in (job / "turns").glob("*")):
+            found.append(job.name)
+        else:
+            shutil.rmtree(job, ignore_errors=True)
+        lock.release()
+    return found

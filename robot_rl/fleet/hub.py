@@ -2,50 +2,65 @@
 
     agent (machine with arms) --/agent--> hub <--/job-- run (machine with the learner)
 
-The hub keeps what agents show of their machines, and carries: orders of the page to them, and frames between
-a run and the job that acts for it. It holds no lease: who may act is decided on the arm's machine.
-Frames are msgpack: (job, kind, body) of agents, (kind, body) of runs.
+The hub keeps what agents show of their machines, and carries: orders of the page to them, and messages
+between a run and the job that acts for it. It holds no lease: who may act is decided on the arm's machine.
+Messages are (job, kind, body) of agents, (kind, body) of runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-import msgpack
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError, DeviceError
-from robot_rl.rollout.hub_line import HEARTBEAT_S, NAME, VERSION, frame
+from robot_rl.rollout.hub_connection import HEARTBEAT_S, NAME, REASON, VERSION, Connection
 
 Json = dict[str, Any]
+_OF_RUNS = ("begin", "content", "weights", "has", "rest", "end")
+"""What a run may send to its job."""
 _SILENT_S = 4.0
-"""An agent says every second what is there; another one may take the name of one that did not for so long."""
+"""An agent shows every second what is there; another may take the name of one that did not for so long."""
 _ANSWER_S = 8.0
 """How long an order may take: the page waits 10 s."""
+_CLOSE_S = 1.0
+"""How long a peer may take to agree that a connection ends."""
+_WAITING = 256
+"""Messages that may wait for a peer; one that fetches none of so many is cut off, and gets them again."""
+
+
+Waiting = asyncio.Queue[list[Any] | None]
+"""Messages that wait to be sent; None is the end."""
 
 
 class Node:
     """A machine, while its agent is connected."""
 
-    def __init__(self, name: str, line: web.WebSocketResponse) -> None:
-        self.name, self.line = name, line
-        self.jobs = dict[str, web.WebSocketResponse]()
-        """The connections of runs, by job."""
+    def __init__(self, name: str, connection: Connection) -> None:
+        self.name, self.connection = name, connection
+        self.jobs = dict[str, Waiting]()
+        """What waits to be sent to runs, by job; None ends the connection."""
         self.look: Json = {}
         """What the agent showed of its machine last."""
         self.heard_s = time.monotonic()
         """When it last sent anything."""
         self.answers = dict[int, asyncio.Future[str]]()
 
-    async def send(self, job: str, kind: str, body: Any) -> None:
-        """Sends a frame to the agent; one that is just leaving gets none."""
-        with contextlib.suppress(ConnectionError):
-            await self.line.send_bytes(frame(job, kind, body))
+    def pass_on(self, job: str, message: list[Any] | None) -> None:
+        """Sends a message to a run in its turn; one run that is slow delays nobody else."""
+        waiting = self.jobs.get(job)
+        if waiting is None:
+            return
+        if message is None or waiting.qsize() >= _WAITING:
+            while not waiting.empty():
+                waiting.get_nowait()
+            message = None
+        waiting.put_nowait(message)
 
 
 class Hub:
@@ -54,16 +69,13 @@ class Hub:
     def __init__(self) -> None:
         self.nodes = dict[str, Node]()
         self._orders = itertools.count(1)
+        self._open = set[web.WebSocketResponse]()
 
     def look(self) -> list[Json]:
         """Returns what is known of each machine, by name; ready for `json.dumps`."""
+        now_s = time.monotonic()
         return [
-            {
-                "name": name,
-                "silent_s": time.monotonic() - node.heard_s,
-                "jobs": sorted(node.jobs),
-                **node.look,
-            }
+            {**node.look, "name": name, "silent_s": now_s - node.heard_s, "jobs": sorted(node.jobs)}
             for name, node in sorted(self.nodes.items())
         ]
 
@@ -81,18 +93,17 @@ class Hub:
             DeviceError: the order was refused, or is not known to be done.
         """
         if node not in self.nodes:
-            raise ConfigError(
-                f"node: got {node!r}, allowed: {', '.join(sorted(self.nodes)) or 'none is here'}"
-            )
+            there = ", ".join(sorted(self.nodes)) or "none is here"
+            raise ConfigError(f"node: got {node!r}, allowed: {there}")
         at, number = self.nodes[node], next(self._orders)
         at.answers[number] = asyncio.get_running_loop().create_future()
         try:
-            await at.send("", what, {"number": number, "device": device, "by": by})
-            refusal = await asyncio.wait_for(at.answers[number], _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                await at.connection.send("", what, {"number": number, "device": device, "by": by})
+                refusal = await at.answers[number]
         except TimeoutError:
-            raise DeviceError(
-                f"{node} did not answer within {_ANSWER_S:g} s: use the e-stop button."
-            ) from None
+            why = f"{node} did not answer within {_ANSWER_S:g} s: use the e-stop button."
+            raise DeviceError(why) from None
         finally:
             del at.answers[number]
         if refusal:
@@ -103,63 +114,101 @@ class Hub:
         name = _name(request, "node")
         before = self.nodes.get(name)
         if before is not None and time.monotonic() - before.heard_s < _SILENT_S:
-            raise web.HTTPConflict(text=f"node: {name!r} is connected already. Choose another name=")
-        line = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=0)
-        await line.prepare(request)
-        node = self.nodes[name] = Node(name, line)
+            raise _refused(web.HTTPConflict, f"node: {name!r} is connected already. Choose another name=")
+        socket = await self._opened(request)
+        node = self.nodes[name] = Node(name, Connection(socket))
+        if before is not None:
+            await _leave(before)
         try:
-            async for message in line:
-                if message.type is WSMsgType.BINARY:
-                    node.heard_s = time.monotonic()
-                    await self._from_agent(node, message.data)
+            async for message in node.connection.messages():
+                node.heard_s = time.monotonic()
+                self._from_agent(node, *message)
         finally:
+            self._open.discard(socket)
             if self.nodes.get(name) is node:
                 del self.nodes[name]
-            for run in list(node.jobs.values()):
-                await run.close(message=b"its machine is gone")
-            for answer in (one for one in node.answers.values() if not one.done()):
-                answer.set_result(f"{name} is gone: use the e-stop button.")
-        return line
+            await _leave(node)
+        return socket
 
-    async def _from_agent(self, node: Node, data: bytes) -> None:
-        job, kind, body = msgpack.unpackb(data)
+    def _from_agent(self, node: Node, job: Any, kind: Any, body: Any) -> None:
         if kind == "look":
-            node.look = body
+            node.look = cast("Json", body) if isinstance(body, dict) else {}
         elif kind == "done":
             if (answer := node.answers.get(body["number"])) is not None and not answer.done():
-                answer.set_result(body["refusal"])
-        elif (run := node.jobs.get(job)) is not None:
-            with contextlib.suppress(ConnectionError):
-                await run.send_bytes(frame(kind, body))
+                answer.set_result(str(body["refusal"]))
+        else:
+            node.pass_on(job, [kind, body])
 
     async def job(self, request: web.Request) -> web.WebSocketResponse:
         """Serves the connection of a run to the job that acts for it on a machine."""
         name, job = _name(request, "node"), _name(request, "job")
         node = self.nodes.get(name)
         if node is None:
-            raise web.HTTPNotFound(text=f"no machine {name!r} is connected")
+            raise _refused(web.HTTPNotFound, f"no machine {name!r} is connected")
         if job in node.jobs:
-            raise web.HTTPConflict(text=f"job {job!r} is another run's already")
-        line = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=0)
-        node.jobs[job] = line
+            raise _refused(web.HTTPConflict, f"job {job!r} is another run's already")
+        node.jobs[job], orders = Waiting(), Waiting()
+        passes = asyncio.create_task(_pass_on(node.connection, orders))
         try:
-            await line.prepare(request)
-            async for message in line:
-                if message.type is WSMsgType.BINARY:
-                    kind, body = msgpack.unpackb(message.data)
-                    await node.send(job, kind, body)
+            socket = await self._opened(request)
+            connection = Connection(socket)
+            answers = asyncio.create_task(_pass_on(connection, node.jobs[job], ends=True))
+            try:
+                async for kind, body in connection.messages():
+                    if kind in _OF_RUNS:
+                        orders.put_nowait([job, kind, body])
+                    if orders.qsize() > _WAITING:
+                        break
+            finally:
+                answers.cancel()
+                self._open.discard(socket)
         finally:
             del node.jobs[job]
-            await node.send(job, "alone", None)
-        return line
+            orders.put_nowait([job, "alone", None])
+            orders.put_nowait(None)
+            await passes
+        return socket
+
+    async def _opened(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=1 << 20, timeout=_CLOSE_S)
+        await socket.prepare(request)
+        self._open.add(socket)
+        return socket
+
+    async def close(self, _: web.Application) -> None:
+        """Ends all connections, at the end of the server."""
+        await asyncio.gather(*(socket.close(message=b"the hub ends") for socket in self._open))
+
+
+async def _leave(node: Node) -> None:
+    """Ends what goes through a machine that is gone."""
+    for job in list(node.jobs):
+        node.pass_on(job, None)
+    for answer in node.answers.values():
+        if not answer.done():
+            answer.set_result(f"{node.name} is gone: use the e-stop button.")
+    await node.connection.socket.close()
+
+
+async def _pass_on(connection: Connection, waiting: Waiting, *, ends: bool = False) -> None:
+    """Sends what waits until None comes, then, if it `ends`, closes the connection."""
+    while (message := await waiting.get()) is not None:
+        await connection.send(*message)
+    if ends:
+        await connection.socket.close(message=b"its machine is gone")
+
+
+def _refused(kind: Callable[..., web.HTTPException], why: str) -> web.HTTPException:
+    return kind(text=why, headers={REASON: why})
 
 
 def _name(request: web.Request, key: str) -> str:
     """Returns the name of a machine or job, of a peer of this version."""
     name, version = request.query.get(key, ""), request.headers.get(VERSION, "")
     if version != __version__:
-        text = f"the hub has robot_rl {__version__}, this machine {version or 'none'}. Install one on all."
-        raise web.HTTPConflict(text=text)
+        why = f"the hub has robot_rl {__version__}, this machine {version or 'none'}. Install one on all."
+        raise _refused(web.HTTPUpgradeRequired, why)
     if NAME.fullmatch(name) is None:
-        raise web.HTTPBadRequest(text=f"{key}: got {name!r}, allowed: letters, digits, '.', '_' and '-'")
+        why = f"{key}: got {name!r}, allowed: letters, digits, '.', '_' and '-'"
+        raise _refused(web.HTTPBadRequest, why)
     return name

@@ -1,9 +1,8 @@
-"""The web server of the fleet page: one page, its state as JSON, orders, and the lines of the hub.
+"""The web server of the fleet page: one page, its state as JSON, orders, and the connections of the hub.
 
 Everything needs the token: once in the address, then in a cookie that no script reads; programs send it in a
-header. Orders need a header
-that no form of another page can send, and requests have to name a host that is ours, so that neither another
-page in the browser nor a name that points here can give any.
+header. Orders need a header that no form of another page can send, and requests have to name a host that is
+ours, so that neither another page in the browser nor a name that points here can give any.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from robot_rl.core.errors import RobotRLError, StorageError
 from robot_rl.fleet.hub import Hub
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.rollout.hub_config import token_path
+from robot_rl.rollout.hub_connection import REASON
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 COOKIE = "robot-rl-fleet"
 ORDER = "X-Robot-RL"
 """Header of an order."""
-_LINES = ("/agent", "/job")
+_STAY = ("/agent", "/job")
 """Where programs stay connected."""
 _SHORTEST = 16
 """Letters of a token."""
@@ -79,7 +79,8 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if (request.url.host or "") not in hosts:
-            raise web.HTTPForbidden(text=f"host {request.url.host}: allowed are {', '.join(sorted(hosts))}")
+            why = f"host {request.url.host}: allowed are {', '.join(sorted(hosts))}; names= adds others"
+            raise web.HTTPForbidden(text=why, headers={REASON: why})
         given = request.query.get("token", "")
         if given and request.path == "/" and _equal(given, token):
             found = web.HTTPFound("/")
@@ -87,11 +88,12 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
             found.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=secure)
             raise found
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not (_equal(request.cookies.get(COOKIE, ""), token) or _equal(bearer, token)):
-            raise web.HTTPUnauthorized(
-                text="wrong token. Open the address that `robot-rl fleet` printed; a program needs its file."
-            )
-        if request.path in _LINES:
+        is_program = _equal(bearer, token)
+        is_page = _equal(request.cookies.get(COOKIE, ""), token) and request.path not in _STAY
+        if not (is_program or is_page):
+            why = "wrong token. Open the address that `robot-rl fleet` printed; a program needs its file."
+            raise web.HTTPUnauthorized(text=why, headers={REASON: why})
+        if request.path in _STAY:
             return await handler(request)
         if request.method != "GET" and ORDER not in request.headers:
             raise web.HTTPForbidden(text="orders come from the page alone")
@@ -127,6 +129,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     app.router.add_post("/nodes/{node}/{name}/{what:stop|clear}", order)
     app.router.add_get("/agent", hub.agent)
     app.router.add_get("/job", hub.job)
+    app.on_shutdown.append(hub.close)
     return app
 
 

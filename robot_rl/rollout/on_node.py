@@ -5,7 +5,8 @@
 
 The arm is leased on its own machine, by a job there; this end asks, sends weights and takes turns in order,
 each once, however often the connection was cut. While its machine is out of reach the run goes on without
-it; the arm acts on for `hub.alone_s`, then rests, and what it did meanwhile arrives when it is back.
+it; the arm acts on for `hub.alone_s`, then rests, and what it did meanwhile arrives when it is back. What a
+run took after its last checkpoint is lost with the run, as of an arm of its own machine.
 """
 
 from __future__ import annotations
@@ -15,25 +16,21 @@ import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import msgpack
+from typing import Any
 
 from robot_rl.core.errors import DeviceError, RobotRLError
 from robot_rl.data.transitions import Segment
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_line import HubRefusedError, connected, frame, machines
+from robot_rl.rollout.hub_connection import Connection, HubRefusedError, connected, machines
 from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import Elsewhere
 from robot_rl.rollout.weights import Published, Snapshot, newest_of
 from robot_rl.rollout.wire import decode_turn, encode_weights
 from robot_rl.sched.needs import Need, choose
-
-if TYPE_CHECKING:
-    from aiohttp import ClientWebSocketResponse
 
 _LAG_S = 0.5
 """A learner that is so far behind what has arrived leaves updates out until it is not."""
@@ -41,6 +38,8 @@ _PAUSES_S = (0.5, 10.0)
 """Between two attempts to reach the machine: the first and the longest pause."""
 _END_S = 45.0
 """How long the arm may take to come to rest at the end."""
+_CHOSEN = Counter[str]()
+"""How many sources of this process act on each machine: the next one prefers another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ def nodes_for(need: Need, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     specs, taken = list[DeviceSpec](), list[Occupied]()
     for node in nodes:
         for row in node.get("devices", []):
-            if row["kind"] != need.kind:
+            if row["kind"] != need.kind or row.get("stopped") or row.get("refusal"):
                 continue
             name = f"{row['name']}@{node['name']}"
             specs.append(
@@ -126,15 +125,15 @@ class NodeSource(Elsewhere):
         super().__init__()
         self._job, self._hub, self._need = job, hub, need
         self._wait_s, self._away_s, self._say = wait_s, away_s, say
-        self._line: _Line | None = None
+        self._remote: _Remote | None = None
         self._nodes: list[str] | None = None
-        self.node = ""
-        """The machine that acts."""
+        """Machines that were not tried yet."""
+        self.node, self._taken = "", 0
+        """The machine that acts, and the number of the last turn that the run took from there."""
 
     @property
     def is_ahead(self) -> bool:
-        line = self._line
-        return line is not None and line.oldest_s is not None and time.monotonic() - line.oldest_s > _LAG_S
+        return self._remote is not None and self._remote.lag_s > _LAG_S
 
     def collect(self, published: Published) -> Segment | None:
         """Returns the next segment; None if there is none within `wait_s`.
@@ -144,78 +143,122 @@ class NodeSource(Elsewhere):
             WeightsError: nothing was published.
         """
         newest = newest_of(published)
-        if self._line is None:
-            self._line = self._begin(newest)
-        self._line.offer(newest)
-        octets = self._line.take(self._wait_s)
-        if octets is None:
-            self._check(self._line)
+        if self._remote is None:
+            self._remote = self._begin(newest)
+        self._remote.offer(newest)
+        arrived = self._remote.take(self._wait_s)
+        if arrived is None:
+            self._check(self._remote)
             return None
         try:
-            turn = decode_turn(octets)
+            turn = decode_turn(arrived.octets)
         except DeviceError as error:
             raise ActorError(f"{self.node}: {error}") from error
-        turn.segment.begins, self._begins = self._begins or turn.segment.begins, False
+        self._taken = arrived.number
+        turn.segment.begins = self._begins or turn.segment.begins or not arrived.follows
+        self._begins = False
         self.episodes.merge(turn.tally)
         return turn.segment
 
-    def _begin(self, newest: Snapshot) -> _Line:
+    def _begin(self, newest: Snapshot) -> _Remote:
         try:
             if self._nodes is None:
-                self._nodes = nodes_for(self._need, machines(self._hub))
+                found = nodes_for(self._need, machines(self._hub))
+                self._nodes = sorted(found, key=lambda node: (node != self.node, _CHOSEN[node]))
         except RobotRLError as error:
             raise ActorError(str(error)) from error
-        self.node = self._nodes.pop(0)
-        return _Line(self._hub, self.node, self._job, newest, self._say)
+        node = self._nodes.pop(0)
+        if node != self.node:
+            self.node, self._taken = node, 0
+        _CHOSEN[node] += 1
+        return _Remote(self._hub, node, self._job, newest, self._taken, self._say)
 
-    def _check(self, line: _Line) -> None:
-        """Goes to the next machine if this one does not want to.
+    def _check(self, remote: _Remote) -> None:
+        """Goes to the next machine if this one cannot act.
 
         Raises:
-            ActorError: there is no other, it acted before, or it is away too long.
+            ActorError: there is no other, or this one acted before.
         """
-        if line.failure:
-            why = f"{self.node}: {line.failure}"
-            self.close()
-            if line.received or not self._nodes:
-                raise ActorError(why)
-            self._say(f"{why} Trying {self._nodes[0]}")
-        elif line.away_since_s is not None and time.monotonic() - line.away_since_s > self._away_s:
-            why = f"{self.node} has been out of reach for {self._away_s:g} s: {line.why}"
-            self.close()
+        if remote.failure:
+            why = f"{self.node}: {remote.failure}"
+        elif remote.away_since_s is not None and time.monotonic() - remote.away_since_s > self._away_s:
+            why = f"{self.node} has been out of reach for {self._away_s:g} s: {remote.why}"
+        else:
+            return
+        self._leave("rest")
+        if self._taken or not self._nodes:
             raise ActorError(why)
+        self._say(f"{why} Trying {self._nodes[0]}")
+
+    def rest(self) -> None:
+        """Has the arm brought to rest and given back; the run needs no more of it."""
+        self._leave("end")
 
     def close(self) -> None:
-        """Has the arm brought to rest and given back; a machine out of reach does that by itself."""
-        if self._line is not None:
-            self._line.close()
-            self._line, self._begins = None, True
+        """Has the arm brought to rest and given back; what was not fetched waits for a resumed run."""
+        self._leave("rest")
+
+    def _leave(self, how: str) -> None:
+        if self._remote is not None:
+            self._remote.close(how)
+            _CHOSEN[self.node] -= 1
+            self._remote, self._begins = None, True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "node": self.node, "taken": self._taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.node, self._taken = str(state["node"]), int(state["taken"])
 
 
-class _Line:
-    """The connection to a job, in a thread that makes it again when it is cut."""
+@dataclass(frozen=True)
+class _Arrived:
+    """A turn, as it came."""
+
+    number: int
+    octets: bytes
+    follows: bool
+    """Whether it is the next one, and none before it was lost."""
+    at_s: float
+
+
+class _Remote:
+    """What acts on another machine: a thread talks to it, and connects again when it was cut off."""
 
     def __init__(
-        self, hub: HubConfig, node: str, job: NodeJob, weights: Snapshot, say: Callable[[str], None]
+        self,
+        hub: HubConfig,
+        node: str,
+        job: NodeJob,
+        weights: Snapshot,
+        taken: int,
+        say: Callable[[str], None],
     ) -> None:
+        """Begins to connect; Args: taken: number of the last turn that the run has from there, 0 for none."""
         self._hub, self._node, self._job, self._say = hub, node, job, say
-        self._weights = weights
-        self._turns = queue.Queue[tuple[float, int, bytes]]()
-        self.received = 0
+        self._weights, self._sent_version, self._is_loaded = weights, -1, True
+        self._turns = queue.Queue[_Arrived]()
+        self.received = self._taken = taken
         """Number of the last turn that has arrived."""
-        self._knows = False
-        """Whether that is known: the first turn of a resumed run is any."""
-        self._taken = 0
-        self.oldest_s: float | None = None
-        """When the oldest turn that was not taken arrived."""
+        self._late: _Arrived | None = None
+        """The turn that was taken last, if others waited behind it."""
         self.away_since_s: float | None = time.monotonic()
-        self.why = "it was never reached"
-        self.failure = ""
-        self._is_over = False
+        """Since when it cannot be reached; None while it can."""
+        self.why, self.failure = "it was never reached", ""
+        self._has_begun = self._was_reached = self._wants_content = False
+        self._leaves = ""
+        """How it is left: `rest` or `end`."""
         self._loop = asyncio.new_event_loop()
-        self._news, self._ended = asyncio.Event(), asyncio.Event()
+        self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=f"node {node}", daemon=True)
         self._thread.start()
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest turn has waited, of those that wait."""
+        late = self._late
+        return 0.0 if late is None or self._turns.empty() else time.monotonic() - late.at_s
 
     def offer(self, newest: Snapshot) -> None:
         """Sends weights, if they are others; only the newest of those that wait."""
@@ -223,19 +266,19 @@ class _Line:
             self._weights = newest
             self._wake()
 
-    def take(self, wait_s: float) -> bytes | None:
+    def take(self, wait_s: float) -> _Arrived | None:
         """Returns the next turn, which the other end may then forget."""
         try:
-            self.oldest_s, number, octets = self._turns.get(timeout=wait_s)
+            arrived = self._turns.get(timeout=wait_s)
         except queue.Empty:
-            self.oldest_s = None
             return None
-        self._taken = number
+        self._late, self._taken = arrived, arrived.number
         self._wake()
-        return octets
+        return arrived
 
-    def close(self) -> None:
-        self._is_over = True
+    def close(self, how: str) -> None:
+        """Leaves it; Args: how: `rest` or `end`, as in `NodeSource`."""
+        self._leaves = how
         self._wake()
         self._thread.join(_END_S)
 
@@ -252,99 +295,91 @@ class _Line:
             self._loop.close()
 
     async def _keep(self) -> None:
-        """Connects again and again, until it is over."""
-        pause_s = _PAUSES_S[0]
+        """Connects again and again, until it is left."""
+        pause_s, query = _PAUSES_S[0], {"node": self._node, "job": self._job.name}
         while True:
             try:
-                query = {"node": self._node, "job": self._job.name}
-                async with connected(self._hub, "job", query) as line:
-                    pause_s = _PAUSES_S[0]
-                    await self._talk(line)
-                self.why = "its connection ended"
-            except HubRefusedError as error:
-                if error.status not in (404, 409):  # it is away, or the hub has not noticed that we were
-                    raise
+                async with connected(self._hub, "job", query) as hub:
+                    await self._talk(hub)
+                pause_s, self.why = _PAUSES_S[0], "its connection ended"
+            except HubRefusedError:
+                raise
+            except DeviceError as error:
                 self.why = str(error)
-            except (DeviceError, ConnectionError) as error:
-                self.why = str(error)
-            if self._is_over or self.failure:
+            if self._leaves or self.failure:
                 return
             if self.away_since_s is None:
                 self.away_since_s = time.monotonic()
                 self._say(f"{self._node} is out of reach: {self.why}")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._until_over(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    while not self._leaves:
+                        self._news.clear()
+                        await self._news.wait()
             pause_s = min(2 * pause_s, _PAUSES_S[1])
 
-    async def _until_over(self) -> None:
-        while not self._is_over:
-            self._news.clear()
-            await self._news.wait()
-
-    async def _talk(self, line: ClientWebSocketResponse) -> None:
-        weights = self._weights
-        await _send(
-            line,
-            "begin",
-            {
-                "source": self._job.source,
-                "holder": self._job.holder,
-                "config": self._job.config,
-                "files": dict(self._job.files),
-                "alone_s": self._hub.alone_s,
-                "weights": encode_weights(weights),
-                "has": self._taken if self._knows else None,
-            },
-        )
-        sends = asyncio.create_task(self._send_news(line, weights.version))
+    async def _talk(self, hub: Connection) -> None:
+        """Talks to the job until the connection, or what acts there, ends."""
+        has = self._taken if self._taken else None
+        self._has_begun, self._wants_content = False, False
+        self._is_loaded, self._sent_version = True, -1
+        await hub.send("begin", {"alone_s": self._hub.alone_s, "has": has})
+        sends = asyncio.create_task(self._send_news(hub))
         try:
-            async for message in line:
-                kind, body = msgpack.unpackb(message.data)
-                self._is_back()
-                if kind == "turn":
-                    self._arrived(body["number"], body["turn"])
+            async for kind, body in hub.messages():
+                self._note_reached()
+                if kind == "needs":
+                    self._wants_content = True
+                elif kind == "begun":
+                    self._has_begun = True
+                elif kind == "loaded":
+                    self._is_loaded = True
+                elif kind == "says":
+                    self._say(f"{self._node}: {body}")
+                elif kind == "turn":
+                    self._arrive(int(body["number"]), body["turn"])
                 elif kind == "failed":
-                    self.failure = body
-                    await _send(line, "end", None)
-                elif kind == "ended":
-                    self._ended.set()
-                if self.failure or (self._is_over and self._ended.is_set()):
+                    self.failure = str(body)
+                    await hub.send("end", None)
                     return
+                elif kind == "ended" and self._leaves:
+                    return
+                self._news.set()
         finally:
             sends.cancel()
 
-    def _is_back(self) -> None:
-        if self.away_since_s is not None and self.received:
+    def _note_reached(self) -> None:
+        if self.away_since_s is not None and self._was_reached:
             self._say(f"{self._node} is back, with what its arm did meanwhile")
-        self.away_since_s = None
+        self.away_since_s, self._was_reached = None, True
 
-    def _arrived(self, number: int, octets: bytes) -> None:
-        """Takes a turn that is the next one; another was sent again, or follows one that was lost."""
-        if self._knows and number <= self.received:
-            return
-        self.received, self._knows = number, True
-        now_s = time.monotonic()
-        if self.oldest_s is None:
-            self.oldest_s = now_s
-        self._turns.put((now_s, number, octets))
+    async def _send_content(self, hub: Connection) -> None:
+        job, weights = self._job, self._weights
+        self._sent_version = weights.version
+        content = {"source": job.source, "holder": job.holder, "config": job.config, "files": dict(job.files)}
+        await hub.send("content", {**content, "weights": encode_weights(weights)})
 
-    async def _send_news(self, line: ClientWebSocketResponse, version: int) -> None:
-        """Sends the newest weights, which turns were taken, and the end."""
-        taken = 0
+    async def _send_news(self, hub: Connection) -> None:
+        """Sends what the job needs, which turns were taken, newer weights one by one, and how it is left."""
+        acknowledged = self._taken
         while True:
             self._news.clear()
-            if self._is_over:
-                await _send(line, "end", None)
+            if self._leaves:
+                await hub.send(self._leaves, None)
                 return
-            if self._taken > taken:
-                taken = self._taken
-                await _send(line, "has", taken)
-            if self._weights.version != version:
-                version = self._weights.version
-                await _send(line, "weights", encode_weights(self._weights))
+            if self._wants_content:
+                self._wants_content = False
+                await self._send_content(hub)
+            if self._taken > acknowledged:
+                acknowledged = self._taken
+                await hub.send("has", acknowledged)
+            if self._has_begun and self._is_loaded and self._weights.version != self._sent_version:
+                self._sent_version, self._is_loaded = self._weights.version, False
+                await hub.send("weights", encode_weights(self._weights))
             await self._news.wait()
 
-
-async def _send(line: ClientWebSocketResponse, kind: str, body: Any) -> None:
-    with contextlib.suppress(ConnectionError):  # cut off now; the reader sees it
-        await line.send_bytes(frame(kind, body))
+    def _arrive(self, number: int, octets: bytes) -> None:
+        """Takes a turn, unless it was sent again."""
+        if number > self.received:
+            follows, self.received = number == self.received + 1, number
+            self._turns.put(_Arrived(number, octets, follows, time.monotonic()))

@@ -20,18 +20,20 @@ class Spool:
     """One end of the folder; numbers count from 1."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder, or goes on with what lies there."""
+        """Makes the folder, or goes on with what lies there.
+
+        Raises:
+            OSError: it cannot be made or read.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.newest = max([self.taken, *self._numbers()])
+        numbers = self._numbers()
+        self.taken = min(numbers, default=1) - 1
+        """Up to which number all was taken, as far as this end knows."""
+        with contextlib.suppress(OSError, ValueError):  # it is missing, or a power cut took it
+            self.taken = max(self.taken, int((folder / _TAKEN).read_text()))
+        self.newest = max([self.taken, *numbers])
         """The largest number that was put, as far as this end knows."""
-
-    @property
-    def taken(self) -> int:
-        """Up to which number all was taken."""
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._folder / _TAKEN).read_text())
-        return 0
 
     def put(self, octets: bytes) -> int:
         """Adds a file; returns its number.
@@ -48,20 +50,21 @@ class Spool:
         return number
 
     def read(self, number: int) -> bytes | None:
-        """Returns a file; None if it is not there."""
+        """Returns a file; None if it is not there, or a power cut left nothing of it."""
         try:
-            return (self._folder / f"{number:012d}").read_bytes()
+            return (self._folder / f"{number:012d}").read_bytes() or None
         except FileNotFoundError:
             return None
 
     def take(self, upto: int) -> None:
         """Removes the files up to a number, which the other end has for good."""
-        before = self.taken
-        if upto <= before:
+        if upto <= self.taken:
             return
-        self._write(_TAKEN, str(upto).encode())
-        for number in range(before + 1, upto + 1):
-            (self._folder / f"{number:012d}").unlink(missing_ok=True)
+        for number in self._numbers():
+            if number <= upto:
+                (self._folder / f"{number:012d}").unlink(missing_ok=True)
+        self.taken, self.newest = upto, max(self.newest, upto)
+        self._write(_TAKEN, str(upto).encode())  # last: on a full disk there is room now
 
     def _numbers(self) -> list[int]:
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdigit()]

@@ -229,3 +229,5 @@ def learn(session: RunSession, loop: Run, phase: str, total: int, *, unit: str) 
             raise DeviceError(
                 f"{error} The run is saved: `robot-rl {session.command} resume={session.folder}` goes on."
             ) from error
+        for source in loop.sources:
+            source.rest()

@@ -56,21 +56,21 @@ _LEARN = """
 import sys, time
 from pathlib import Path
 from robot_rl.config import read
-from robot_rl.rollout.on_node import _Line
+from robot_rl.rollout.on_node import _Remote
 from robot_rl.rollout.wire import decode_turn
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 
 config, folder, log = Path(sys.argv[1]), sys.argv[2], open(sys.argv[3], "a")
-arrive = _Line._arrived
+arrive = _Remote._arrive
 
-def noted(line, number, octets):
-    before = line.received
-    arrive(line, number, octets)
-    if line.received != before:
+def noted(remote, number, octets):
+    before = remote.received
+    arrive(remote, number, octets)
+    if remote.received != before:
         print(number, decode_turn(octets).segment.stamp_ns, file=log, flush=True)
 
-_Line._arrived = noted
+_Remote._arrive = noted
 print("learner", file=log, flush=True)
 if folder:
     phases.resume(folder)

@@ -54,12 +54,12 @@ function curve(points) {
 function arm(one) {
   const cls = { running: "ok", stopped: "bad", silent: "bad" }[one.phase] || "warn";
   const card = element("div", { cls: "card", "data-arm": key(one) });
-  card.append(element("h3", { text: one.on ? `${one.station} on ${one.on}` : one.station }), element("p", { text: one.phase, cls }));
+  card.append(element("h3", { text: key(one, one.station) }), element("p", { text: one.phase, cls }));
   if (one.reason) card.append(element("p", { text: one.reason, cls: "small" }));
   card.append(element("p", { cls: "small joints" }));
   if (one.phase !== "stopped" && one.phase !== "silent") {
     const button = element("button", { text: "Stop", cls: "danger" });
-    button.onclick = () => ask(`Stop ${one.station}? It stays stopped until somebody clears it.`, "Stop", one.on ? `nodes/${one.on}/${one.id}/stop` : `arms/${one.id}/stop`);
+    button.onclick = () => ask(`Stop ${key(one, one.station)}? It stays stopped until somebody clears it.`, "Stop", one.on ? `nodes/${one.on}/${one.id}/stop` : `arms/${one.id}/stop`);
     card.append(button);
   }
   return card;
@@ -70,7 +70,7 @@ function device(one) {
   const health = element("td");
   if (one.stopped) {
     const button = element("button", { text: "Clear" });
-    button.onclick = () => ask(`Clear ${one.name}? Look at it first: ${one.stopped.reason}`, "Clear", one.on ? `nodes/${one.on}/${one.name}/clear` : `devices/${one.name}/clear`);
+    button.onclick = () => ask(`Clear ${key(one, one.name)}? Look at it first: ${one.stopped.reason}`, "Clear", one.on ? `nodes/${one.on}/${one.name}/clear` : `devices/${one.name}/clear`);
     health.append(element("div", { text: `stopped: ${one.stopped.reason}`, cls: "bad" }), button);
   } else if (one.refusal) health.append(element("div", { text: one.refusal, cls: "warn small" }));
   else health.append(element("div", { text: "ok", cls: "ok" }));
@@ -106,6 +106,7 @@ const key = (one, name = one.id) => (one.on ? `${name} on ${one.on}` : name);
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function draw(state) {
+  const silent = state.nodes.filter((at) => at.silent_s > 4).map((at) => `${at.name} says nothing: what is shown of it is old`);
   const everywhere = (what) => [state, ...state.nodes].flatMap((at) => (at[what] || []).map((one) => ({ ...one, on: at.name || "" })));
   const placed = everywhere("arms");
   const arms = placed.map(({ position_rad, ...still }) => still);
@@ -123,7 +124,7 @@ function draw(state) {
   const running = state.runs.filter((one) => one.state === "running").length;
   $("totals").textContent = `${count(devices.length, "device")}, ${count(arms.length, "arm")} up, ${count(running, "run")}, ${waiting.length} waiting, ${count(state.nodes.length, "other machine")}`;
   $("totals").className = "";
-  $("problems").textContent = [state, ...state.nodes].flatMap((at) => at.problems || []).join("; ");
+  $("problems").textContent = [...silent, ...[state, ...state.nodes].flatMap((at) => at.problems || [])].join("; ");
 }
 
 let order = null;

@@ -62,6 +62,8 @@ class DeployConfig(LineConfig):
             self.export is None or self.policy is None, "export", self.export, "null with policy=tls://..."
         )
         check_needs(self.station, self.needs)
+        allowed = "null: a deployment is on an arm of this machine"
+        require(self.needs.node is None, "needs.node", self.needs.node, allowed)
         require(self.delay_ms >= 0, "delay_ms", self.delay_ms, "0 or more")
         require(self.n_exec is None or self.n_exec >= 1, "n_exec", self.n_exec, "1 or more, or null")
         m = self.ensemble

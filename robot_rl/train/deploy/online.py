@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.core.errors import ConfigError, DeviceError, require
 from robot_rl.core.seeding import train_seed
+from robot_rl.data.reading import ReadingConfig
 from robot_rl.hal.device import LeaseLike
 from robot_rl.hal.leased import EnvDevice, open_under
 from robot_rl.hal.vector import VectorEnv
@@ -22,7 +23,8 @@ from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.teleop.intent import NoTeleop, Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.rollout.envs import simulation
-from robot_rl.rollout.hub_line import machines
+from robot_rl.rollout.hub_config import HubConfig
+from robot_rl.rollout.hub_connection import machines
 from robot_rl.rollout.on_node import nodes_for
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.needs import ANY, NeedsConfig, choose, need_of
@@ -32,6 +34,7 @@ from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.person import ScriptedPerson
 from robot_rl.train.deploy.reward import make_judge
 from robot_rl.train.human_config import HumanConfig
+from robot_rl.train.recorded import ReplayConfig
 
 if TYPE_CHECKING:
     from robot_rl.train.deploy.place import Place
@@ -105,6 +108,33 @@ def at_station(config: RunConfig, name: str, file: str) -> RunConfig:
     return replace(config, sources={**config.sources, name: source})
 
 
+def settings_there(config: RunConfig) -> RunConfig:
+    """Returns the settings of a run for a machine that has an arm, but neither this one's files nor its GPU.
+
+    Raises:
+        ConfigError: they name files that the arm's machine would need.
+    """
+
+    def at_home(needs: NeedsConfig) -> NeedsConfig:
+        return replace(needs, node=None)
+
+    for name, given in (
+        ("human.classifier", config.human.classifier),
+        ("env.resets.bank", config.env.resets.bank),
+    ):
+        require(given is None, name, given, "null with needs.node: the arm's machine has no such file")
+    return replace(
+        config,
+        device="cpu",
+        needs=at_home(config.needs),
+        sources={name: replace(one, needs=at_home(one.needs)) for name, one in config.sources.items()},
+        hub=HubConfig(),
+        demos=replace(config.demos, path=None, by=(), read=ReadingConfig()),
+        bc=replace(config.bc, policy=None, encoder=None),
+        replay=ReplayConfig(),
+    )
+
+
 def check_arms(config: RunConfig) -> None:
     """Checks that the arms and the person's input are there, before the base is cloned.
 
@@ -123,6 +153,7 @@ def check_arms(config: RunConfig) -> None:
         if station is not None:
             _check_station(station, config, name)
         elif source.needs.node is not None:
+            settings_there(config)
             nodes_for(need_of(source.needs), machines(config.hub))
         elif source.station == ANY:
             known = [device_of(each) for _, each in stations()]

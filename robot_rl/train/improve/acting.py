@@ -19,7 +19,6 @@ from robot_rl.config import dump
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.reading import ReadingConfig
 from robot_rl.hal.device import LeaseLike
 from robot_rl.hal.leased import LeasedEnv, open_under
 from robot_rl.hal.vector import VectorEnv
@@ -29,17 +28,15 @@ from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.envs import simulation
-from robot_rl.rollout.hub_config import HubConfig
 from robot_rl.rollout.on_node import NodeJob, NodeSource
 from robot_rl.rollout.on_ray import RaySource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
 from robot_rl.sched.leases import HeldLease
-from robot_rl.sched.needs import NeedsConfig, need_of
+from robot_rl.sched.needs import need_of
 from robot_rl.train.config import RunConfig
-from robot_rl.train.deploy.online import at_station, make_arm, places_of
+from robot_rl.train.deploy.online import at_station, make_arm, places_of, settings_there
 from robot_rl.train.improve.method import Method, Module, Start, method_of
-from robot_rl.train.recorded import ReplayConfig
 from robot_rl.train.session import Session
 from robot_rl.worlds.inventory import device_spec
 
@@ -223,7 +220,7 @@ def _at_node(session: Session, name: str, holder: str) -> Source:
             name=f"{session.folder.name}{name and '-'}{name}",
             source=name,
             holder=f"{holder}, of {socket.gethostname()}",
-            config=dump(_there(config).used()),
+            config=dump(settings_there(config).used()),
             files=_base_files(session),
         ),
         config.hub,
@@ -234,28 +231,11 @@ def _at_node(session: Session, name: str, holder: str) -> Source:
     )
 
 
-def _there(config: RunConfig) -> RunConfig:
-    """Returns the run's settings for another machine, which has neither this one's files nor its hub."""
-
-    def at_home(needs: NeedsConfig) -> NeedsConfig:
-        return replace(needs, node=None)
-
-    return replace(
-        config,
-        needs=at_home(config.needs),
-        sources={name: replace(one, needs=at_home(one.needs)) for name, one in config.sources.items()},
-        hub=HubConfig(),
-        demos=replace(config.demos, path=None, read=ReadingConfig()),
-        bc=replace(config.bc, policy=None, encoder=None),
-        replay=ReplayConfig(),
-    )
-
-
 def _on_ray(session: Session, name: str) -> Source:
     """Returns a source on a Ray cluster; what it needs of the run folder goes along."""
     config = session.config
     return RaySource(
-        partial(_act_on_node, config, _base_files(session), name),
+        partial(_act_on_ray, config, _base_files(session), name),
         config.ray,
         spec=device_spec(config.env_of(name)),
         holder=f"train {config.recipe}, on Ray",
@@ -267,7 +247,7 @@ def _on_ray(session: Session, name: str) -> Source:
     )
 
 
-def _act_on_node(
+def _act_on_ray(
     config: RunConfig, files: Mapping[str, bytes], name: str, leases: Sequence[LeaseLike]
 ) -> Source:
     """Returns the source, under leases of the node that it acts on; called in the Ray actor."""

@@ -57,7 +57,7 @@ def main(folder: Path, agent: int) -> int:
         return over.is_set() or os.getppid() != agent
 
     try:
-        if _alone(folder, is_over):
+        if _is_first(folder, is_over):
             _act(folder, job["name"], job["holder"], is_over, say)
     except Exception as error:  # the run gets any error
         say(failed=str(error) if isinstance(error, RobotRLError) else repr(error))
@@ -65,8 +65,8 @@ def main(folder: Path, agent: int) -> int:
     return 0
 
 
-def _alone(folder: Path, is_over: Callable[[], bool]) -> bool:
-    """Waits for the process before, which may still bring its arm to rest; returns whether it has ended."""
+def _is_first(folder: Path, is_over: Callable[[], bool]) -> bool:
+    """Waits for the process before, which may still bring its arm to rest; False: it is over meanwhile."""
     while not is_over():
         try:
             ProcessLock(folder / "lock")  # until the end of this process

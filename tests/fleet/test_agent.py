@@ -1,0 +1,253 @@
+"""Agent, hub and what runs send, with a job that moves nothing: order, cuts, peers that misbehave."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from robot_rl.fleet import agent as agents
+from robot_rl.fleet.agent import Agent, AgentConfig
+from robot_rl.fleet.server import make_app
+from robot_rl.rollout import hub_connection
+from robot_rl.rollout.hub_config import HubConfig
+from robot_rl.rollout.hub_connection import Connection, connected
+
+TOKEN = "a token of the tests"
+Use = Callable[[HubConfig, Agent], Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(agents, "_PROGRAM", "tests.fleet.fake_job")
+    (tmp_path / "token").write_text(TOKEN)
+
+
+@pytest.fixture
+def together(tmp_path: Path) -> Callable[[Use], Any]:
+    """Runs a test with a hub and an agent of this machine, in one loop."""
+
+    async def run(use: Use) -> Any:
+        server = TestServer(make_app(tmp_path, TOKEN, frozenset({"127.0.0.1"})))
+        await server.start_server()
+        hub = HubConfig(address=str(server.make_url("")).rstrip("/"), token_file=str(tmp_path / "token"))
+        agent = Agent(AgentConfig(hub=hub, name="lab"))
+        serves = asyncio.create_task(agent.run())
+        try:
+            async with asyncio.timeout(60.0):
+                while agent._hub is None:
+                    await asyncio.sleep(0.01)
+                return await use(hub, agent)
+        finally:
+            serves.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serves
+            await server.close()
+
+    return lambda use: asyncio.run(run(use))
+
+
+class Run:
+    """The run's end of a job."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.send = connection.send
+        self._messages, self._kept = connection.messages(), list[tuple[str, Any]]()
+
+    async def get(self, *kinds: str) -> tuple[str, Any]:
+        """Returns the next message of one of these kinds; the others are kept."""
+        for at, message in enumerate(self._kept):
+            if message[0] in kinds:
+                return self._kept.pop(at)
+        async for kind, body in self._messages:
+            if kind in kinds:
+                return kind, body
+            self._kept.append((kind, body))
+        raise ConnectionError
+
+    async def turns(self, upto: int, *, acknowledges: bool = True) -> list[int]:
+        numbers = list[int]()
+        while not numbers or numbers[-1] < upto:
+            numbers.append((await self.get("turn"))[1]["number"])
+            if acknowledges:
+                await self.send("has", numbers[-1])
+        return numbers
+
+    async def begin(self, *, has: int | None = None, alone_s: float = 30.0, **job: Any) -> str:
+        """Begins the job, or goes on with it; returns what the agent answers first."""
+        await self.send("begin", {"alone_s": alone_s, "has": has})
+        kind, _ = await self.get("needs", "begun")
+        if kind == "needs":
+            content = {"source": "arm", "holder": "test", "files": {"policy": b"p"}, "weights": b"w"}
+            await self.send("content", {**content, "config": json.dumps(job)})
+            await self.get("begun")
+        return kind
+
+
+@asynccontextmanager
+async def joined(hub: HubConfig, job: str = "run-arm") -> AsyncGenerator[Run]:
+    async with connected(hub, "job", {"node": "lab", "job": job}) as connection:
+        yield Run(connection)
+
+
+async def until(true: Callable[[], Any]) -> None:
+    while not true():
+        await asyncio.sleep(0.02)
+
+
+def job_folder(job: str = "run-arm") -> Path:
+    return agents.default_path().parent / "jobs" / job
+
+
+def test_turns_arrive_in_order_and_go_on_after_a_cut(together: Callable[[Use], Any]) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with joined(hub) as run:
+            assert await run.begin() == "needs"
+            assert await run.turns(20, acknowledges=False) == list(range(1, 21))
+            await run.send("has", 15)
+            await until(lambda: agent._jobs["run-arm"].spool.taken == 15)
+        async with joined(hub) as run:
+            assert await run.begin(has=17) == "begun", "it acted meanwhile"
+            assert await run.turns(40) == list(range(18, 41))
+            await run.send("end", None)
+            await run.get("ended")
+        assert not job_folder().exists()
+
+    together(use)
+
+
+def test_an_arm_without_its_run_rests_and_keeps_what_it_did(together: Callable[[Use], Any]) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with joined(hub) as run:
+            await run.begin(alone_s=0.5)
+            await run.turns(5)
+        job = agent._jobs["run-arm"]
+        await until(lambda: not job.acts)
+        left = job.spool.newest
+        assert left > 5
+        async with joined(hub) as run:
+            assert await run.begin(has=5) == "needs", "another process"
+            assert await run.turns(left + 5) == list(range(6, left + 6))
+
+    together(use)
+
+
+@pytest.mark.parametrize("last", ["end", "rest", "alone"])
+def test_a_run_that_leaves_at_once_leaves_no_arm_that_acts(together: Callable[[Use], Any], last: str) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with joined(hub) as run:
+            await run.send("begin", {"alone_s": 0.5, "has": None})
+            content = {"source": "arm", "holder": "test", "files": {}, "weights": b"w", "config": "{}"}
+            await run.send("content", content)
+            if last != "alone":  # else the connection ends
+                await run.send(last, None)
+                await run.get("ended")
+        await until(lambda: all(not job.acts for job in agent._jobs.values()) and not agent._tasks)
+        await asyncio.sleep(0.7)
+        assert all(not job.acts for job in agent._jobs.values())
+
+    together(use)
+
+
+def test_a_job_that_failed_is_not_begun_again_before_its_run_knows(together: Callable[[Use], Any]) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with joined(hub) as run:
+            await run.begin(dies_after=10)
+            await run.turns(3)
+        await until(lambda: agent._jobs["run-arm"].failure)
+        async with joined(hub) as run:
+            assert await run.begin(has=3) == "begun"
+            assert await run.turns(10) == list(range(4, 11)), "what it did comes first"
+            assert "ended with exit code 3" in (await run.get("failed"))[1]
+            await run.send("end", None)
+            await run.get("ended")
+        assert (job_folder() / "log.txt").exists(), "its log says more"
+        assert not list((job_folder() / "turns").glob("0*"))
+
+    together(use)
+
+
+def test_messages_that_are_none_of_ours_end_nothing(together: Callable[[Use], Any]) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with joined(hub) as run, joined(hub, "run-other") as other:
+            await run.begin()
+            await other.send("has", "seven")
+            await other.send("begin", None)
+            await other.send("weights", 3)
+            await other.send("stop", {"number": 1, "device": "arm", "by": "nobody"})  # runs give no orders
+            await other.send("begin", {"alone_s": 1.0, "has": None})
+            await other.get("needs")
+            await other.send("content", {"files": {"../../policy": b"p"}})
+            assert "allowed: names without a folder" in (await other.get("failed"))[1]
+            await run.turns(30)
+            assert agent._hub is not None
+
+    together(use)
+
+
+def test_a_run_that_fetches_nothing_holds_nobody_up(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_AWAY", 2000)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with joined(hub) as idle, joined(hub, "run-other") as run:
+            await idle.begin(size=200_000)
+            await run.begin()
+            await run.turns(200)
+            await run.send("end", None)
+            await run.get("ended")
+
+    together(use)
+
+
+def test_a_peer_that_answers_no_ping_is_gone(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_connection, "HEARTBEAT_S", 0.4)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        port, is_cut = int(str(hub.address).rsplit(":", 1)[1]), asyncio.Event()
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while octets := await reader.read(1 << 16):
+                if not is_cut.is_set():
+                    writer.write(octets)
+
+        async def cable(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+            for one in (writer, far_writer):
+                one.close()
+                await one.wait_closed()
+
+        server = await asyncio.start_server(cable, "127.0.0.1")
+        through = replace(hub, address=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with joined(through) as run:
+            await run.begin()
+            await run.turns(5)
+            is_cut.set()
+            with pytest.raises(ConnectionError):
+                await run.turns(10_000)
+        server.close()
+
+    together(use)
+
+
+def test_large_weights_let_an_order_pass(together: Callable[[Use], Any]) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with joined(hub) as run:
+            await run.begin()
+            big = bytes(range(256)) * 40_000  # 80 parts
+            await asyncio.gather(run.send("weights", big), run.send("has", 1))
+            await run.get("loaded")
+            assert (job_folder() / "weights").read_bytes() == big
+
+    together(use)
