@@ -77,7 +77,7 @@ class Job:
         self.news = asyncio.Event()
         """Set when there is something to send."""
         self.words = deque[str](maxlen=_WORDS)
-        """What the run is told of the arm: who has it, say."""
+        """What a person at the run may want to know: who has the arm, say."""
         self.failure = ""
         """Why the process ended by itself; it is not begun again before the run knows."""
         self.is_ending = False

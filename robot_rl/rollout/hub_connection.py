@@ -157,13 +157,16 @@ def _session(hub: HubConfig) -> ClientSession:
     """Returns a session with the token.
 
     Raises:
-        ConfigError: no token, or aiohttp is not installed.
+        ConfigError: no token, no file `hub.ca`, or aiohttp is not installed.
     """
     try:
         import aiohttp
     except ModuleNotFoundError as error:
         raise ConfigError(f"hub: {error}. Install it: pip install 'robot_rl[fleet]'.") from error
-    context = ssl.create_default_context(cafile=hub.ca)
+    try:
+        context = ssl.create_default_context(cafile=hub.ca)
+    except OSError as error:
+        raise ConfigError(f"hub.ca: got {hub.ca!r}, allowed: a PEM file: {error}") from error
     headers = {"Authorization": f"Bearer {hub.token()}", VERSION: __version__}
     connector = aiohttp.TCPConnector(ssl=context)
     # A connection stays: only its beginning has a limit.

@@ -204,9 +204,9 @@ class Fleet:
             time.sleep(random_s)
             self.begin_agent()
         elif fault == "asleep":
-            group(self._agent, signal.SIGSTOP)
+            signalled(self._agent, signal.SIGSTOP)
             time.sleep(3 * random_s)
-            group(self._agent, signal.SIGCONT)
+            signalled(self._agent, signal.SIGCONT)
         elif fault == "job":
             for pid in jobs_of(self.folder):
                 os.kill(pid, signal.SIGKILL)
@@ -224,12 +224,12 @@ class Fleet:
     def end(self) -> None:
         for process in (self._learner, self._agent, self._hub):
             if process is not None:
-                group(process, signal.SIGTERM)
+                signalled(process, signal.SIGTERM)
         for process in (self._learner, self._agent, self._hub):
             if process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(20.0)
-                group(process, signal.SIGKILL)
+                signalled(process, signal.SIGKILL)
 
 
 def kill(process: subprocess.Popen[bytes] | None) -> None:
@@ -239,7 +239,8 @@ def kill(process: subprocess.Popen[bytes] | None) -> None:
         process.wait()
 
 
-def group(process: subprocess.Popen[bytes], what: signal.Signals) -> None:
+def signalled(process: subprocess.Popen[bytes] | None, what: signal.Signals) -> None:
+    assert process is not None
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(what)
 
