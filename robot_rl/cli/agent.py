@@ -20,7 +20,8 @@ Connects this machine to the hub that `robot-rl fleet` serves on another one, an
 opened from here, so a machine behind a router needs no open port. The fleet page then shows the devices of
 this machine, with buttons that stop its arms, and runs elsewhere can learn on them:
 
-  robot-rl train recipe=online station=any needs.node=<this machine> hub.address=https://<host>:8642
+  robot-rl train recipe=online human.input=none station=any needs.node=<this machine> \\
+      hub.address=https://<host>:8642
 
 Arms are those that were entered here with `robot-rl devices add=<station>`. Who acts on one has its lease
 here, in this machine's lease file, and its steps lie on this machine's disk until the run has them: while the
