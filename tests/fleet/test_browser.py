@@ -13,6 +13,7 @@ import pytest
 
 from robot_rl.bench.trials import command_line
 from robot_rl.real.launch import StationProcesses
+from robot_rl.sched.leases import LeaseStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 WAIT_S = 30.0
@@ -95,3 +96,34 @@ def test_a_person_sees_an_arm_and_stops_it(page: str, browser: Any, tmp_path: Pa
         assert arm.wait().phase == "stopped"
         assert not browser.find_elements(By.CSS_SELECTOR, ".card button")  # a stopped arm needs none
         assert not browser.get_log("browser")  # neither errors nor refused content
+
+
+def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: Any, tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+
+    def text(selector: str) -> str:
+        return browser.execute_script(f"return document.querySelector({selector!r})?.innerText ?? ''")
+
+    state = {**os.environ, "ROBOT_RL_STATE": str(tmp_path / "lab")}
+    subprocess.run(command_line("devices", "add=sim_in_process"), env=state, check=True, capture_output=True)
+    stops = LeaseStore(tmp_path / "lab" / "leases.db")
+    stops.stop("arm-sim_in_process", "a protective stop", "deploy")
+    hub = [f"hub.address={page.split('/?')[0]}", f"hub.token_file={tmp_path / 'state' / 'fleet.token'}"]
+    with subprocess.Popen(command_line("agent", "name=lab", *hub), env=state) as joined:
+        browser.get(page)
+        until(lambda: "1 other machine" in text("#totals"))
+        row = '[data-device="arm-sim_in_process on lab"]'
+        until(lambda: "a protective stop" in text(row))
+        assert text(row).rstrip().endswith("lab")
+        if folder := os.environ.get("ROBOT_RL_PICTURES"):
+            browser.save_screenshot(str(Path(folder) / "fleet-machines.png"))
+        browser.find_element(By.CSS_SELECTOR, f"{row} button").click()
+        until(lambda: "Clear arm-sim_in_process on lab?" in text("#confirm"))
+        browser.find_element(By.ID, "by").send_keys("ann")
+        browser.find_element(By.ID, "go").click()
+        until(lambda: "a protective stop" not in text(row))
+        assert not stops.stopped()
+        joined.terminate()
+    until(lambda: "0 other machines" in text("#totals"))
+    assert not text(row)
+    assert not browser.get_log("browser")
