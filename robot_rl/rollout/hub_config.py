@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.real.remote import is_loopback
 from robot_rl.sched.lease_file import default_path
 
 
@@ -35,7 +34,7 @@ class HubConfig:
         require(
             parts.scheme in ("http", "https") and bool(parts.hostname), "hub.address", self.address, allowed
         )
-        is_open = parts.scheme == "http" and not _is_loopback(parts.hostname or "")
+        is_open = parts.scheme == "http" and not is_loopback(parts.hostname or "")
         require(not is_open, "hub.address", self.address, f"{allowed}: the token would travel in the open")
 
     def token(self) -> str:
@@ -59,11 +58,3 @@ class HubConfig:
 def token_path() -> Path:
     """Returns the file with the token of this user's hub."""
     return default_path().parent / "fleet.token"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False

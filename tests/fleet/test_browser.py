@@ -115,8 +115,6 @@ def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: An
         row = '[data-device="arm-sim_in_process on lab"]'
         until(lambda: "a protective stop" in text(row))
         assert text(row).rstrip().endswith("lab")
-        if folder := os.environ.get("ROBOT_RL_PICTURES"):
-            browser.save_screenshot(str(Path(folder) / "fleet-machines.png"))
         browser.find_element(By.CSS_SELECTOR, f"{row} button").click()
         until(lambda: "Clear arm-sim_in_process on lab?" in text("#confirm"))
         browser.find_element(By.ID, "by").send_keys("ann")
