@@ -247,8 +247,10 @@ class Agent:
             self._weights.pop(name, None)
             self._do(self._start(name, body))
         elif kind == "weights":
+            if not isinstance(body, bytes):
+                raise TypeError(f"weights that are a {type(body).__name__}")
             is_due = name not in self._weights
-            self._weights[name] = bytes(body)
+            self._weights[name] = body
             if is_due:
                 self._do(self._write_weights(name))
         elif kind == "has":
