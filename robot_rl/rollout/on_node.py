@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import re
 import threading
 import time
 from collections import Counter
@@ -56,6 +57,11 @@ class NodeJob:
     """The run's settings (YAML), as they are read there."""
     files: Mapping[str, bytes]
     """The base policy."""
+
+
+def job_name(*parts: str) -> str:
+    """Returns a name for a job; what cannot be in one becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(("run", *filter(None, parts))))[:100]
 
 
 @dataclass(frozen=True)

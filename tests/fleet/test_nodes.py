@@ -24,8 +24,8 @@ from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import ORDER, make_app
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import HubRefusedError, TakenError, connected, machines
-from robot_rl.rollout.on_node import _Remote, nodes_for
+from robot_rl.rollout.hub_connection import NAME, HubRefusedError, TakenError, connected, machines
+from robot_rl.rollout.on_node import _Remote, job_name, nodes_for
 from robot_rl.rollout.spool import Spool
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.needs import Need
@@ -328,6 +328,12 @@ def test_a_run_knows_which_arm_is_nearest_to_what_it_needs(hub: Served) -> None:
         nodes_for(Need(kind="robot", node="attic"), nodes)
     with pytest.raises(DeviceError, match=r"no machine is connected to the hub\. `robot-rl agent` joins one"):
         nodes_for(need, [])
+
+
+def test_a_job_has_a_name_that_can_be_a_folder() -> None:
+    for parts in (("20261128-101500-small-seed0", "arm"), ("my run\n(2)", ""), ("..", "../x"), ("x" * 300,)):
+        assert NAME.fullmatch(job_name(*parts)), parts
+    assert job_name("my run", "arm") == "run-my-run-arm"
 
 
 def test_a_run_without_its_machine_is_not_begun(hub: Served) -> None:

@@ -28,7 +28,7 @@ from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.envs import simulation
-from robot_rl.rollout.on_node import NodeJob, NodeSource
+from robot_rl.rollout.on_node import NodeJob, NodeSource, job_name
 from robot_rl.rollout.on_ray import RaySource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
@@ -217,7 +217,7 @@ def _at_node(session: Session, name: str, holder: str) -> Source:
     config, source = session.config, session.config.acting[name]
     return NodeSource(
         NodeJob(
-            name=f"{session.folder.name}{name and '-'}{name}",
+            name=job_name(session.folder.name, name),
             source=name,
             holder=f"{holder}, of {socket.gethostname()}",
             config=dump(settings_there(config).used()),
