@@ -259,7 +259,7 @@ class PolicyClient:
             number=self._number, what=what, mode=mode, obs=dict(obs), arrays=dict(arrays), frozen=frozen
         )
         until_s = time.monotonic() + self.config.patience_s
-        pauses, drops = _pauses(), 0
+        pauses, drops = back_off(*_BACK_OFF_S), 0
         while True:
             try:
                 return self._answer(question, until_s)
@@ -375,9 +375,9 @@ class PolicyClient:
         return f"policy server {self.config.address}"
 
 
-def _pauses() -> Iterator[float]:
+def back_off(first_s: float, longest_s: float) -> Iterator[float]:
     """Yields the pause before each attempt to connect again: twice as long each time."""
-    pause_s, longest_s = _BACK_OFF_S
+    pause_s = first_s
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, longest_s)

@@ -28,8 +28,9 @@ from robot_rl.core.errors import DeviceError, RobotRLError, require
 from robot_rl.core.files import replace_file
 from robot_rl.core.lock import HeldError, ProcessLock
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
+from robot_rl.real.remote import back_off
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import NAME, Connection, TakenError, connected
+from robot_rl.rollout.hub_connection import BACK_OFF_S, NAME, Connection, TakenError, connected
 from robot_rl.rollout.spool import Spool
 from robot_rl.sched.lease_file import default_path
 
@@ -44,8 +45,6 @@ _UNSENT = 6000
 """Turns that a run may leave unfetched while it is there: five minutes of an arm at 20 Hz."""
 _END_S = 40.0
 """How long a job may take to bring its arm to rest."""
-_PAUSES_S = (0.5, 10.0)
-"""Between two attempts to reach the hub: the first and the longest pause."""
 _WORDS = 20
 """What an arm has to say to a run that is away: the newest of it."""
 
@@ -172,13 +171,15 @@ class Agent:
         """
         for name in await asyncio.to_thread(_left_over, self._folder):
             self._say(f"{name}: has steps that its run did not fetch; resume it, or remove the folder")
-        watch, pause_s, was_in = asyncio.create_task(self._watch()), _PAUSES_S[0], False
+        watch, pauses, was_in = asyncio.create_task(self._watch()), back_off(*BACK_OFF_S), False
         try:
             while True:
+                pause_s = next(pauses)
                 try:
                     async with connected(self._config.hub, "agent", {"node": self._config.name}) as hub:
                         self._say(f"connected to {self._config.hub.address} as {self._config.name}")
-                        pause_s, was_in = _PAUSES_S[0], True
+                        pauses, was_in = back_off(*BACK_OFF_S), True
+                        pause_s = next(pauses)
                         await self._serve(hub)
                         self._say(f"{self._config.hub.address} is gone")
                 except TakenError:  # perhaps by our connection of before the cut
@@ -187,7 +188,6 @@ class Agent:
                 except DeviceError as error:
                     self._say(f"{error} Trying again in {pause_s:g} s")
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSES_S[1])
         finally:
             watch.cancel()
             await asyncio.gather(*(job.ended() for job in self._jobs.values()))

@@ -32,6 +32,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names of machines and jobs: they become names of folders."""
 HEARTBEAT_S = 16.0
 """How often a peer is pinged; one that does not answer within half of it is gone."""
+BACK_OFF_S = (0.5, 10.0)
+"""Between two attempts to reach the hub: the first and the longest pause."""
 _PART_BYTES = 1 << 17
 _MOST_BYTES = 1 << 30
 """Of a message: the weights of a large policy."""

@@ -25,8 +25,9 @@ from typing import Any
 from robot_rl.core.errors import DeviceError, RobotRLError
 from robot_rl.data.transitions import Segment
 from robot_rl.hal.device import DeviceSpec
+from robot_rl.real.remote import back_off
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import Connection, HubRefusedError, connected, machines
+from robot_rl.rollout.hub_connection import BACK_OFF_S, Connection, connected, machines
 from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import Elsewhere
 from robot_rl.rollout.weights import Published, Snapshot, newest_of
@@ -35,8 +36,6 @@ from robot_rl.sched.needs import Need, choose
 
 _LAG_S = 0.5
 """A learner that is so far behind what has arrived leaves updates out until it is not."""
-_PAUSES_S = (0.5, 10.0)
-"""Between two attempts to reach the machine: the first and the longest pause."""
 _END_S = 45.0
 """How long the arm may take to come to rest at the end."""
 _CHOSEN = Counter[str]()
@@ -302,15 +301,13 @@ class _Remote:
 
     async def _keep(self) -> None:
         """Connects again and again, until it is left."""
-        pause_s, query = _PAUSES_S[0], {"node": self._node, "job": self._job.name}
+        pauses, query = back_off(*BACK_OFF_S), {"node": self._node, "job": self._job.name}
         while True:
             try:
                 async with connected(self._hub, "job", query) as hub:
                     await self._talk(hub)
-                pause_s, self.why = _PAUSES_S[0], "its connection ended"
-            except HubRefusedError:
-                raise
-            except DeviceError as error:
+                pauses, self.why = back_off(*BACK_OFF_S), "its connection ended"
+            except DeviceError as error:  # a refusal is none: it ends this
                 self.why = str(error)
             if self._leaves or self.failure:
                 return
@@ -318,11 +315,10 @@ class _Remote:
                 self.away_since_s = time.monotonic()
                 self._say(f"{self._node} is out of reach: {self.why}")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(next(pauses)):
                     while not self._leaves:
                         self._news.clear()
                         await self._news.wait()
-            pause_s = min(2 * pause_s, _PAUSES_S[1])
 
     async def _talk(self, hub: Connection) -> None:
         """Talks to the job until the connection, or what acts there, ends."""

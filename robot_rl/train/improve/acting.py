@@ -64,8 +64,9 @@ def _elsewhere(session: Session, name: str) -> Source:
     config, source = session.config, session.config.acting[name]
     if config.transport == "ray" and not source.is_arm:
         return _on_ray(session, name)
+    leases = [held.lease for held in session.leases]
     if source.station is None:
-        return in_process(config, session.folder, [held.lease for held in session.leases], name)
+        return in_process(config, session.folder, leases, name)
     holder = f"train {config.recipe} seed {config.seed} {name}".strip()
     if source.needs.node is not None:
         return _at_node(session, name, holder)
@@ -75,7 +76,7 @@ def _elsewhere(session: Session, name: str) -> Source:
         if one.named not in (None, source.station)
     }
     how: dict[str, Any] = {"others": others, "holder": holder, "say": session.display.message}
-    return booked(config, session.folder, name, [held.lease for held in session.leases], **how)
+    return booked(config, session.folder, name, leases, **how)
 
 
 def booked(
