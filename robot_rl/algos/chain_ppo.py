@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,7 +47,6 @@ class ChainPPO:
         cfg: ChainPPOConfig,
         seed: int,
         *,
-        num_envs: int,
         group: int = 0,
         privileged: Normaliser | None = None,
     ) -> None:
@@ -56,7 +56,6 @@ class ChainPPO:
             policy: acts in mode `explore`; its parameters that require a gradient learn.
             cfg: how.
             seed: of the value's first weights, and of the regulariser's noise.
-            num_envs: in which the rollouts are made.
             group: so many episodes of an `EpisodeRollout`, one after another, began in the same state, and
                 are compared with each other instead of with a value; 0: with the value.
             privileged: scales the privileged state, where the value reads it.
@@ -72,22 +71,38 @@ class ChainPPO:
         self.actor_optimiser = Optimiser(trained, lr=cfg.actor_lr, **rates)
         self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)
         self._generator = Generator(device).manual_seed(seed)
-        self._scale = ReturnScale(num_envs, device=device)
+        self._scale = ReturnScale(device=device)
         self._rollouts = 0
         self._waits = False
         """Whether the policy waits for the next rollout: it is `target_kl` away from the one that acted."""
 
     @torch.no_grad()
-    def prepare(self, rollout: Rollout) -> PPOBatch:
-        """Returns the decisions with their advantages; the next updates take these."""
+    def prepare(self, rollout: Rollout, *, is_stale: bool = False) -> PPOBatch:
+        """Returns the decisions with their advantages; the next updates take these.
+
+        Args:
+            rollout: of one source.
+            is_stale: whether the weights that acted are older than these. Then ratios are those of these
+                weights, and each decision is weighed by how probable these make it (decoupled PPO).
+        """
         self._rollouts += 1
         self.begin()
-        obs = _flat(rollout.obs)
+        obs, chain = _flat(rollout.obs), rollout.chain
         worth = self._compared(rollout) if self._group else self._valued(rollout, obs)
-        batch = PPOBatch(obs, rollout.chain, *worth)
+        present = self._scored(obs, chain) if is_stale else chain.log_prob
+        weight = chain_ratio(present, chain.log_prob, self._cfg.reduction).clamp_max(self._cfg.stale_limit)
+        batch = PPOBatch(obs, replace(chain, log_prob=present), *worth, weight=weight)
         if isinstance(rollout, EpisodeRollout):
             batch = batch.rows(rollout.valid.flatten().nonzero().squeeze(1))
         return batch
+
+    def _scored(self, obs: dict[str, Tensor], chain: Chain) -> Tensor:
+        """Returns the log-probabilities (N T, S) of a chain under the present weights."""
+        found = list[Tensor]()
+        for rows in torch.arange(len(chain.log_prob), device=chain.log_prob.device).split(self._cfg.batch):
+            encoded = self._policy.encode({name: value[rows] for name, value in obs.items()})
+            found.append(self._policy.log_prob(encoded, chain.rows(rows))[0])
+        return torch.cat(found)
 
     def _compared(self, rollout: Rollout) -> tuple[Tensor, ...]:
         """Returns what `_valued` does; only the advantage is used."""
@@ -103,7 +118,13 @@ class ChainPPO:
         value, next_value = (self._values(of).view(shape) for of in (seen, self._read_next(rollout, seen)))
         reward = rollout.reward
         if cfg.scale_reward:
-            std = self._scale.add(reward, cfg.gamma_step**rollout.steps, rollout.ended)
+            std = self._scale.add(
+                reward,
+                cfg.gamma_step**rollout.steps,
+                rollout.ended,
+                actor=rollout.actor,
+                begins=rollout.begins,
+            )
             reward = (reward / std).clamp(-_REWARD_LIMIT, _REWARD_LIMIT)
         advantage, target = gae(
             reward,
@@ -134,7 +155,7 @@ class ChainPPO:
         metrics = {} if self._group else self._update_value(batch)
         is_learning = self._group > 0 or self._rollouts > self._cfg.critic_warmup
         if is_learning:
-            metrics |= self.update_policy(batch.obs, batch.chain, batch.advantage)
+            metrics |= self.update_policy(batch.obs, batch.chain, batch.advantage, batch.weight)
             metrics["waits"] = float(self._waits)
         return metrics
 
@@ -155,9 +176,16 @@ class ChainPPO:
         self._waits = False
 
     def update_policy(
-        self, obs: dict[str, Tensor], chain: Chain, advantage: Tensor
+        self, obs: dict[str, Tensor], chain: Chain, advantage: Tensor, weight: Tensor | None = None
     ) -> dict[str, Tensor | float]:
-        """Takes a step of the policy alone, unless it has to wait; `advantage` (B,) is of whole chunks."""
+        """Takes a step of the policy alone, unless it has to wait.
+
+        Args:
+            obs: (B, ...)
+            chain: what was decided there, under the weights from which ratios count.
+            advantage: (B,), of whole chunks.
+            weight: see `PPOBatch`; None: 1.
+        """
         if self._waits:
             return {}
         cfg, old = self._cfg, chain.log_prob
@@ -177,6 +205,7 @@ class ChainPPO:
             clip_high=cfg.clip_high,
             reduction=cfg.reduction,
             denoising_discount=cfg.denoising_discount,
+            weight_BS=weight,
         )
         with torch.no_grad():
             ratio = chain_ratio(log_prob, old, cfg.reduction)

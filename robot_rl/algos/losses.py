@@ -59,6 +59,7 @@ def ppo_loss(
     clip_high: float | Tensor | None = None,
     reduction: Reduction = "per_step",
     denoising_discount: float = 1.0,
+    weight_BS: Tensor | None = None,
 ) -> Tensor:
     """Returns PPO's clipped objective (Schulman et al. 2017), negated, over a chain.
 
@@ -71,6 +72,7 @@ def ppo_loss(
         reduction: see `chain_ratio`.
         denoising_discount: the advantage of transition s is weighted by this to the power of
             S - 1 - s (DPPO): the last, least noisy, counts in full.
+        weight_BS: of each ratio, or (B, 1); None: 1.
     """
     ratio_BS = chain_ratio(log_prob_BS, old_log_prob_BS, reduction)
     count = ratio_BS.shape[1]
@@ -83,7 +85,8 @@ def ppo_loss(
     bounds = (1.0 - clip_low, 1.0 + high)
     low_S, high_S = (torch.as_tensor(bound, dtype=dtype, device=device) for bound in bounds)
     clipped_BS = ratio_BS.clamp(low_S, high_S)
-    return -torch.minimum(ratio_BS * advantage_BS, clipped_BS * advantage_BS).mean()
+    gain_BS = torch.minimum(ratio_BS * advantage_BS, clipped_BS * advantage_BS)
+    return -(gain_BS if weight_BS is None else weight_BS * gain_BS).mean()
 
 
 def value_error(

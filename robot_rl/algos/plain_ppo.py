@@ -97,16 +97,13 @@ class Measured(NamedTuple):
 class PlainPPO(Learner):
     """Learns a Gaussian policy, its scale of observations, and a value; each rollout is used once."""
 
-    def __init__(
-        self, policy: GaussianModule, cfg: PlainPPOConfig, seed: int, *, num_envs: int, observed: int
-    ) -> None:
+    def __init__(self, policy: GaussianModule, cfg: PlainPPOConfig, seed: int, *, observed: int) -> None:
         """Starts from the policy's present weights and scale, which the updates change in place.
 
         Args:
             policy: acts; its normaliser has the privileged state, too, where the value reads it.
             cfg: how.
             seed: of the value's first weights, and of the order of the rows.
-            num_envs: N.
             observed: rows behind the normaliser's present scale.
         """
         super().__init__()
@@ -122,7 +119,7 @@ class PlainPPO(Learner):
         )
         self._lr = torch.tensor(cfg.lr, device=device)
         self._generator = Generator(device).manual_seed(seed)
-        self._scale = ReturnScale(num_envs, device=device)
+        self._scale = ReturnScale(device=device)
         self._moments = policy.normaliser.moments(observed)
 
     @torch.no_grad()

@@ -133,27 +133,42 @@ def progress_score(success_N: Tensor, features_NF: Tensor) -> Tensor:
 class ReturnScale:
     """Running standard deviation of the discounted return so far, over all decisions (VecNormalize)."""
 
-    def __init__(self, num_envs: int, *, device: torch.device | str = "cpu") -> None:
-        self._return = torch.zeros(num_envs, dtype=torch.float64, device=device)
+    def __init__(self, *, device: torch.device | str = "cpu") -> None:
         nothing = torch.zeros(1, dtype=torch.float64, device=device)
         self._moments = RunningMoments(nothing, nothing)
+        self._returns: dict[int, Tensor] = {}
+        """(N,) of the open episodes of each source."""
 
-    def add(self, reward: Tensor, discount: Tensor, ended: Tensor) -> Tensor:
-        """Takes a rollout, (N, T) each, and returns the standard deviation; 1 while nothing varies."""
-        seen: list[Tensor] = []
+    def add(
+        self, reward: Tensor, discount: Tensor, ended: Tensor, *, actor: int = 0, begins: bool = False
+    ) -> Tensor:
+        """Takes a rollout, (N, T) each, and returns the standard deviation; 1 while nothing varies.
+
+        Args:
+            reward: of each decision.
+            discount: of what follows it.
+            ended: bool, whether its episode ends there.
+            actor: which source acted; the next rollout of that source goes on with its episodes,
+            begins: unless all of them begin in that rollout.
+        """
+        if begins or actor not in self._returns:
+            self._returns[actor] = reward.new_zeros(len(reward), dtype=torch.float64)
+        so_far, seen = self._returns[actor], list[Tensor]()
         for t in range(reward.shape[1]):
-            self._return = self._return * discount[:, t] + reward[:, t]
-            seen.append(self._return)
-            self._return = self._return * ~ended[:, t]
+            so_far = so_far * discount[:, t] + reward[:, t]
+            seen.append(so_far)
+            so_far = so_far * ~ended[:, t]
+        self._returns[actor] = so_far
         self._moments.add(torch.stack(seen).view(-1, 1))
         std = self._moments.std[0]
         return torch.where(std > 0, std, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"return": self._return.clone(), "moments": self._moments.state_dict()}
+        return {"returns": dict(self._returns), "moments": self._moments.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._return = state["return"].clone()
+        # Checkpoints of earlier versions have one source.
+        self._returns = dict(state["returns"] if "returns" in state else {0: state["return"]})
         self._moments.load_state_dict(state["moments"] if "moments" in state else _moments_of(state))
 
 

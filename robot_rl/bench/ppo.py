@@ -208,7 +208,7 @@ def ours(work: Work, env: SimVectorEnv) -> Callable[[], int]:
         for _ in range(2)
     ]
     cfg = PlainPPOConfig(epochs=work.epochs, minibatches=work.minibatches, width=work.width, depth=2)
-    learner = PlainPPO(policies[0], cfg, 0, num_envs=work.num_envs, observed=0)
+    learner = PlainPPO(policies[0], cfg, 0, observed=0)
     source, publisher = StepRolloutSource(env, policies[1], steps=work.steps, seed=0), Publisher()
     turns = 0
 

@@ -5,7 +5,7 @@ B decisions, T of them in each of N envs, F features, A action dim. Whole episod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -72,6 +72,9 @@ class PPOBatch:
     """(B,): before the updates."""
     target: Tensor
     """(B,): of the value."""
+    weight: Tensor
+    """(B, 1), or (B, S) where each transition has a ratio: how probable the weights from which ratios count
+    make the decision, by how probable those that acted did. 1 where they are the same."""
 
     def __len__(self) -> int:
         return len(self.advantage)
@@ -81,11 +84,37 @@ class PPOBatch:
         return PPOBatch(
             {key: value[index] for key, value in self.obs.items()},
             self.chain.rows(index),
-            self.features[index],
-            self.advantage[index],
-            self.value[index],
-            self.target[index],
+            *(getattr(self, name)[index] for name in _OF_ROWS),
         )
+
+    @classmethod
+    def joined(cls, batches: Sequence[PPOBatch]) -> PPOBatch:
+        """Returns the rows of several batches, one after another."""
+        if len(batches) == 1:
+            return batches[0]
+        return cls(
+            {key: torch.cat([batch.obs[key] for batch in batches]) for key in batches[0].obs},
+            joined_chain([batch.chain for batch in batches], torch.cat),
+            *(torch.cat([getattr(batch, name) for batch in batches]) for name in _OF_ROWS),
+        )
+
+
+_OF_ROWS = ("features", "advantage", "value", "target", "weight")
+"""Of a `PPOBatch`, in its order."""
+
+
+def joined_chain(chains: Sequence[Chain], join: Callable[[list[Tensor]], Tensor]) -> Chain:
+    """Returns chains of one policy in one; `join` makes one tensor of theirs."""
+
+    def joined(name: str) -> Tensor | None:
+        parts = [getattr(chain, name) for chain in chains]
+        return None if parts[0] is None else join(parts)
+
+    x, index, log_prob = (joined(name) for name in ("x", "index", "log_prob"))
+    assert x is not None
+    assert index is not None
+    assert log_prob is not None
+    return Chain(x, index, log_prob, chains[0].grid, joined("noise"), joined("time"))
 
 
 @dataclass

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from robot_rl.algos.returns import chunk_return
 from robot_rl.core.policy import Chain, ChunkSample
-from robot_rl.data.rollout import EpisodeRollout, Rollout
+from robot_rl.data.rollout import EpisodeRollout, Rollout, joined_chain
 from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
 from robot_rl.rollout.sources import EpisodeLog, Here
 from robot_rl.rollout.stepping import merge_rows
@@ -207,13 +207,4 @@ def _joined(chains: list[Chain | None]) -> Chain:
     """Returns the chains of T decisions in one, its rows env after env."""
     found = [chain for chain in chains if chain is not None]
     assert len(found) == len(chains), "a policy that records returns its chain"
-
-    def rows(name: str) -> Tensor | None:
-        parts = [getattr(chain, name) for chain in found]
-        return None if parts[0] is None else torch.stack(parts, dim=1).flatten(0, 1)
-
-    x, index, log_prob = (rows(name) for name in ("x", "index", "log_prob"))
-    assert x is not None
-    assert index is not None
-    assert log_prob is not None
-    return Chain(x, index, log_prob, found[0].grid, rows("noise"), rows("time"))
+    return joined_chain(found, lambda parts: torch.stack(parts, dim=1).flatten(0, 1))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from robot_rl.config import plain
 from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
-from robot_rl.policies.config import ChunkPolicyConfig, GaussianPolicyConfig, PolicyConfig
+from robot_rl.policies.config import ChunkPolicyConfig, PolicyConfig
 from robot_rl.real.station import load_station
 from robot_rl.rollout.hub_config import HubConfig
 from robot_rl.rollout.ray_config import RayConfig
@@ -26,9 +26,7 @@ from robot_rl.train.improve.config import (
     NOISE,
     ChainSettings,
     DaggerSettings,
-    GRPOSettings,
     ImaginedSettings,
-    LatentSettings,
     MethodSettings,
     OffPolicySettings,
     PlainPPOSettings,
@@ -42,7 +40,7 @@ from robot_rl.train.stages import check_stages
 _UPDATES = {True: "1 or more with that stage", False: "0 without that stage"}
 """Of a stage that is, or is not, in the plan."""
 _WITH_REPLAY = (
-    "a method with a replay for sources: residual, latent, chunked, direct, sequence or qarl; or dagger"
+    "a method with a replay for sources: residual, latent, chunked, direct, sequence or qarl; dagger or ppo"
 )
 
 
@@ -207,7 +205,6 @@ class RunConfig(LineConfig):
         if self.sources:
             self._check_sources()
         self._check_shares()
-        self._check_latent()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         check_needs(self.station, self.needs)
         check_nodes(self.acting, self.hub)
@@ -223,6 +220,7 @@ class RunConfig(LineConfig):
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person")
         if isinstance(self.method, ChainSettings | PlainPPOSettings):
             self._check_rollouts()
+        self.method.check_run(self)
         if isinstance(self.method, DaggerSettings) and "online" in self.plan:
             self._check_labelled()
         self._check_critics()
@@ -230,11 +228,6 @@ class RunConfig(LineConfig):
             self._check_finetuned()
         elif self.bc.policy is None and ("clone" in self.plan or self._draws_chain):
             self._check_cloned()
-        if isinstance(self.method, GRPOSettings):
-            group = self.method.group
-            require(
-                self.num_envs % group == 0, "num_envs", self.num_envs, f"multiples of method.group, {group}"
-            )
         if isinstance(self.policy, ChunkPolicyConfig):
             frozen, allowed = self.policy.tuned_steps, "0: cloning is of all steps; method.exploration has it"
             require(frozen == 0, "policy.tuned_steps", frozen, allowed)
@@ -407,14 +400,18 @@ class RunConfig(LineConfig):
         """Refuses wrong sources, and settings that contradict them or are for one robot alone."""
         alone = "one robot alone, for now: leave it out with sources"
         require(self.env.kind == "sim", "env.kind", self.env.kind, "sim with sources, for now")
-        takes = isinstance(self.method, OffPolicySettings | DaggerSettings)
+        is_on_policy = type(self.method) is PPOSettings
+        takes = is_on_policy or isinstance(self.method, OffPolicySettings | DaggerSettings)
         require(takes, "method", self.method.kind, _WITH_REPLAY)
         require(self.demos.path is None, "demos.path", self.demos.path, alone)
         require(not self.demos.mirror, "demos.mirror", self.demos.mirror, alone)
         if "finetune" in self.plan:
             raise ConfigError("stages: got 'finetune' with sources, allowed: 'clone', for now")
         require(not self.replay.reuse, "replay.reuse", list(self.replay.reuse), alone)
-        check_sources(self.sources, self.env.task)
+        check_sources(self.sources, self.env.task, is_apart=self.transport != "inline")
+        given = {name: source.share for name, source in self.sources.items() if source.share is not None}
+        allowed = "none with method=ppo, which learns from all rollouts once"
+        require(not (is_on_policy and given), "sources", given, allowed)
         check_person(self.sources, self.human.input)
         imagines = any(source.world for source in self.sources.values())
         is_labelled = isinstance(self.method, DaggerSettings)
@@ -556,42 +553,13 @@ class RunConfig(LineConfig):
         require(not load_station(str(self.station)).real, "station", self.station, allowed)
 
     def _check_rollouts(self) -> None:
-        """Refuses what methods without a replay cannot have, or PPO from nothing cannot learn."""
-        kind, reuse, given = self.method.kind, self.replay.reuse, self.policy
+        """Refuses what methods without a replay cannot have."""
+        kind, reuse = self.method.kind, self.replay.reuse
         allowed = "methods with a replay, or imagined, for an arm or a person"
         require(not self.has_arm or self.books_arm, "method", kind, allowed)
         if self.books_arm:
             self._check_booked()
         require(not reuse, "replay.reuse", list(reuse), f"none with method={kind}, which has no replay")
-        cameras = list(getattr(given, "cameras", ()))
         if isinstance(self.method, ImaginedSettings):
+            cameras = list(getattr(self.policy, "cameras", ()))
             require(not cameras, "policy.cameras", cameras, "none with method=imagined: its model has none")
-        if not isinstance(self.method, PlainPPOSettings):
-            return
-        allowed = f"gaussian with method={kind}"
-        require(isinstance(given, GaussianPolicyConfig), "policy.kind", given.chosen, allowed)
-        require(given.horizon == 1, "policy.horizon", given.horizon, f"1 with method={kind}")
-        require(self.n_exec == 1, "n_exec", self.n_exec, f"1 with method={kind}, which decides at every step")
-        allowed = f"none with method={kind}, which reads the state alone"
-        require(not cameras, "policy.cameras", cameras, allowed)
-        allowed = f"inline with method={kind}, whose rollouts lie in the memory that the learner reads"
-        require(self.transport == "inline", "transport", self.transport, allowed)
-        rows, parts = self.num_envs * self.method.steps, self.method.algorithm.minibatches
-        require(rows > 1, "method.steps", self.method.steps, f"2 or more with num_envs={self.num_envs}")
-        allowed = f"at most {rows}, which is num_envs={self.num_envs} times method.steps={self.method.steps}"
-        require(parts <= rows, "method.algorithm.minibatches", parts, allowed)
-
-    def _check_latent(self) -> None:
-        """Refuses experience whose noise is unknown."""
-        if not isinstance(self.method, LatentSettings):
-            return
-        if self.human.input != "none":
-            raise ConfigError(
-                f"human.input: got {self.human.input!r} with method=latent, allowed: none. What a person "
-                "does was not decoded from noise. Use method=residual."
-            )
-        if self.replay.reuse and self.method.algorithm.variant == "sac":
-            raise ConfigError(
-                "replay.reuse: given with method.algorithm.variant=sac, allowed: none. Earlier steps "
-                "were kept without their noise. Use method.algorithm.variant=na."
-            )

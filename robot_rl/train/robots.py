@@ -73,8 +73,13 @@ class SourceConfig:
         return 1 if self.is_arm else self.num_envs or 16
 
 
-def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
+def check_sources(sources: Mapping[str, SourceConfig], task: str, *, is_apart: bool) -> None:
     """Refuses wrong names, robots, numbers and shares.
+
+    Args:
+        sources: by name.
+        task: of those that say none.
+        is_apart: whether each acts in a process of its own, so that two may simulate the same.
 
     Raises:
         ConfigError: the message says which.
@@ -100,10 +105,11 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
                 other == name, f"{at}.{key}", getattr(source, key), f"another one than sources.{other} has"
             )
         pair = doing, source.robot
-        if not (source.is_arm or source.world) and (other := pairs.setdefault(pair, name)) != name:
+        is_here = not (source.is_arm or source.world or is_apart)
+        if is_here and (other := pairs.setdefault(pair, name)) != name:
             raise ConfigError(
                 f"{at}.robot: got {source.robot!r}, which sources.{other} has, allowed: a robot once with a "
-                f"task. Raise sources.{other}.num_envs and env_steps instead."
+                f"task and transport=inline. Raise sources.{other}.num_envs and env_steps instead."
             )
     given = {name: source.share for name, source in sources.items() if source.share is not None}
     if given and (

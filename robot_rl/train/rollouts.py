@@ -4,14 +4,14 @@
     GroupSource: G episodes of each start ->  GroupExperience: groups without contrast dropped, then the same
     StepRolloutSource: T control steps    ->  NewestRollout: whole; the learner makes its minibatches
 
-A block of updates pays for each rollout, so that between two turns of
-the loop nothing of a rollout is left, and a checkpoint needs none of it.
+A block of updates pays for what the sources bring in a turn of the loop, so that between two turns
+nothing of it is left, and a checkpoint needs none of it.
 N envs, T decisions, H chunk length, A action dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -29,23 +29,63 @@ Array = NDArray[Any]
 class PreparingLearner(Protocol):
     """A learner that computes advantages."""
 
-    def prepare(self, rollout: Rollout) -> PPOBatch:
+    def prepare(self, rollout: Rollout, *, is_stale: bool = False) -> PPOBatch:
         """Returns the decisions, N T of them, with their advantages."""
         ...
 
 
 class RolloutExperience:
-    """The decisions of the newest rollout, in minibatches: each once in an epoch, in a new order."""
+    """The decisions of the newest rollouts, in minibatches: each once in an epoch, in a new order."""
 
-    def __init__(self, learner: PreparingLearner, *, minibatches: int, seed: int) -> None:
-        self._learner, self._minibatches = learner, minibatches
+    def __init__(
+        self,
+        learner: PreparingLearner,
+        *,
+        batch: int,
+        epochs: int,
+        seed: int,
+        updates: Callable[[], int] | None = None,
+        max_staleness: int | None = None,
+    ) -> None:
+        """Has nothing yet.
+
+        Args:
+            learner: computes the advantages.
+            batch: decisions in a minibatch, at most.
+            epochs: passes over the decisions.
+            seed: of the order.
+            updates: returns those of the learner; None: every rollout is of its present weights.
+            max_staleness: updates by which the weights that acted may be older than the learner's. Rollouts
+                of older ones are dropped; None: none is.
+        """
+        self._learner, self._rows_at_once, self._epochs = learner, batch, epochs
+        self._updates, self._max_staleness = updates, max_staleness
         self._rng = np.random.default_rng(seed)
+        self._added: list[PPOBatch] = []
         self._batch: PPOBatch | None = None
         self._rows: list[Array] = []
+        self._steps, self._stale, self._dropped, self._age = 0, 0, 0, 0
 
     def add(self, segment: Rollout) -> None:
-        """Takes the place of the rollout before."""
-        self._batch, self._rows = self._learner.prepare(segment), []
+        """Adds to what the next block of updates is of, unless the rollout is too old."""
+        age = 0 if self._updates is None else self._updates() - segment.policy_version
+        self._steps += segment.cost
+        self._age += age * segment.cost
+        self._stale += segment.cost * (age > 0)
+        if self._max_staleness is not None and age > self._max_staleness:
+            self._dropped += segment.cost
+            return
+        self._added.append(self._learner.prepare(segment, is_stale=age > 0))
+
+    def owed(self) -> int:
+        """Returns the updates for what was added since the last call: minibatches of all epochs over it."""
+        if not self._added:
+            return 0
+        self._batch, self._added, self._rows = PPOBatch.joined(self._added), [], []
+        return self._epochs * self._minibatches(self._batch)
+
+    def _minibatches(self, batch: PPOBatch) -> int:
+        return -(-len(batch) // self._rows_at_once)
 
     def sample(self) -> PPOBatch:
         """Returns the next minibatch; an epoch follows on another."""
@@ -53,15 +93,32 @@ class RolloutExperience:
             raise RuntimeError("rollouts: nothing was collected since the run began or was resumed")
         if not self._rows:
             order = self._rng.permutation(len(self._batch))
-            self._rows = np.array_split(order, self._minibatches)
+            self._rows = np.array_split(order, self._minibatches(self._batch))
         return self._batch.rows(torch.from_numpy(self._rows.pop()).to(self._batch.advantage.device))
 
+    def metrics(self) -> dict[str, float]:
+        """Returns how old the weights that acted were, since the last call; nothing if none were.
+
+        `collect/staleness` is in the learner's updates, a mean over control steps. Of `stale_steps`, those
+        that were not dropped were weighed.
+        """
+        row = dict[str, float]()
+        if self._stale:
+            row["collect/staleness"] = self._age / self._steps
+            row["collect/stale_steps"] = float(self._stale)
+            row["collect/stale_steps_dropped"] = float(self._dropped)
+        self._steps, self._stale, self._dropped, self._age = 0, 0, 0, 0
+        return row
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns the generator; between two turns of the loop the rollout is used up."""
-        return {"rng": self._rng.bit_generator.state}
+        """Returns the generator and the counts; between two turns of the loop the rollouts are used up."""
+        counts = [self._steps, self._stale, self._dropped, self._age]
+        return {"rng": self._rng.bit_generator.state, "counts": counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
+        # Checkpoints of earlier versions have no counts.
+        self._steps, self._stale, self._dropped, self._age = state.get("counts", [0, 0, 0, 0])
 
 
 class NewestRollout:
@@ -105,9 +162,7 @@ class GroupExperience(RolloutExperience):
         reward: EpisodeReward | None,
         group: int,
         keep: tuple[float, float],
-        batch: int,
-        epochs: int,
-        seed: int,
+        **how: Any,
     ) -> None:
         """Has nothing yet.
 
@@ -116,44 +171,39 @@ class GroupExperience(RolloutExperience):
             reward: what episodes are worth; None: 1 where they succeed.
             group: G.
             keep: shares of successes between which a group is learned from.
-            batch: decisions in a minibatch, at most.
-            epochs: passes over what is kept.
-            seed: of the order.
+            how: see `RolloutExperience`.
         """
-        super().__init__(learner, minibatches=1, seed=seed)
+        super().__init__(learner, **how)
         self._reward, self._group, self._keep = reward, group, keep
-        self._rows_at_once, self._epochs = batch, epochs
-        self._seen, self._dropped = 0, 0
-        self.owed = 0
-        """Minibatches of all epochs over the newest episodes: none if every group was dropped."""
+        self._seen, self._groups_dropped = 0, 0
 
     def add(self, segment: Rollout) -> None:
-        """Takes the place of the episodes before."""
+        """Adds the decisions of the groups that can be learned from."""
         assert isinstance(segment, EpisodeRollout), "groups are of whole episodes"
         rollout = segment if self._reward is None else self._reward.judge(segment)
         shape = (-1, self._group)
         kept = kept_groups(rollout.success.view(shape), rollout.score.view(shape), self._keep)
-        self._seen, self._dropped = self._seen + len(kept), self._dropped + int((~kept).sum())
+        self._seen, self._groups_dropped = self._seen + len(kept), self._groups_dropped + int((~kept).sum())
         valid = rollout.valid & kept.repeat_interleave(self._group).unsqueeze(1)
         if valid.any():
             super().add(replace(rollout, valid=valid))
-            self._minibatches = -(-int(valid.sum()) // self._rows_at_once)
-            self.owed = self._epochs * self._minibatches
-        else:
-            self._batch, self.owed = None, 0
 
     def metrics(self) -> dict[str, float]:
-        """Returns how many groups were played and how many of them dropped, since the last call."""
-        row = {"collect/groups": float(self._seen), "collect/groups_dropped": float(self._dropped)}
-        self._seen, self._dropped = 0, 0
+        """Returns further how many groups were played and how many of them dropped, since the last call."""
+        row = {
+            "collect/groups": float(self._seen),
+            "collect/groups_dropped": float(self._groups_dropped),
+            **super().metrics(),
+        }
+        self._seen, self._groups_dropped = 0, 0
         return row
 
     def state_dict(self) -> dict[str, Any]:
         reward = None if self._reward is None else self._reward.state_dict()
-        return {**super().state_dict(), "groups": [self._seen, self._dropped], "reward": reward}
+        return {**super().state_dict(), "groups": [self._seen, self._groups_dropped], "reward": reward}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._seen, self._dropped = state["groups"]
+        self._seen, self._groups_dropped = state["groups"]
         if self._reward is not None:
             self._reward.load_state_dict(state["reward"])

@@ -52,7 +52,7 @@ def make_policy(name: str) -> Any:
 
 
 def make_learner(policy: Any, name: str, **options: Any) -> ChainPPO:
-    return ChainPPO(policy, ChainPPOConfig(**{**SMALL, **METHODS[name][1], **options}), 3, num_envs=32)
+    return ChainPPO(policy, ChainPPOConfig(**{**SMALL, **METHODS[name][1], **options}), 3)
 
 
 def bandit(policy: Any, generator: torch.Generator, *, rows: int = 32, decisions: int = 8) -> Rollout:
@@ -72,6 +72,12 @@ def worth(policy: Any) -> float:
     state = torch.rand(2000, 2, generator=seeded(9)) - 0.5
     actions = policy.sample(policy.encode({"state": state}), generator=seeded(8)).actions
     return -float((actions[:, 0, 0] - state[:, 0]).square().mean())
+
+
+def four_epochs(learner: ChainPPO, batch: PPOBatch, generator: torch.Generator) -> None:
+    for _ in range(4):
+        for rows in torch.randperm(256, generator=generator).split(64):
+            learner.update(batch.rows(rows))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -97,9 +103,7 @@ def test_it_learns_a_bandit(name: str) -> None:
     before, generator = worth(policy), seeded(4)
     for _ in range(12):
         batch = learner.prepare(bandit(policy, generator))
-        for _ in range(4):
-            for rows in torch.randperm(256, generator=generator).split(64):
-                learner.update(batch.rows(rows))
+        four_epochs(learner, batch, generator)
     assert worth(policy) > 0.6 * before  # which is below zero: 40 % of the error is gone
 
 
@@ -142,7 +146,7 @@ class Tabled(ChainPPO):
 def learner_with_values(values: dict[float, float], **options: Any) -> ChainPPO:
     """Returns a learner whose value of a state is looked up by its first element."""
     settings = {**SMALL, **METHODS["flow_sde"][1], **options}
-    learner = Tabled(make_policy("flow_sde"), ChainPPOConfig(**settings), 3, num_envs=32)
+    learner = Tabled(make_policy("flow_sde"), ChainPPOConfig(**settings), 3)
     learner.table = values
     return learner
 
@@ -183,9 +187,69 @@ def test_truncation_bootstraps_and_termination_does_not() -> None:
     assert over.advantage.tolist() == pytest.approx([1 - 1, 3.0])
 
 
+def test_a_stale_rollout_is_weighed_from_the_present_weights_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The weights that acted gave probabilities whose logs are 0; the present ones have made the two decisions
+    # 1.5 and 20 times as probable. Weights 1.5 and, limited, 5; the first ratio is 1, of the present weights.
+    learner = learner_with_values({0.1: 1.0, 0.2: 2.0, 0.3: 4.0}, gamma_step=0.5, lam=0.5, stale_limit=5.0)
+    policy: Any = learner._policy
+    present = torch.tensor([1.5, 20.0]).log().view(2, 1)
+    any_weight = next(p for p in policy.parameters() if p.requires_grad)
+    policy.log_prob = lambda encoded, chain: (
+        present[chain.index[:, 0]] + 0.0 * any_weight.sum(),
+        torch.zeros(len(chain.index), 1),
+    )
+    stale = rollout([1.0, 3.0], [0.25, 0.5], [False, False], [2, 1])
+    stale.chain.index = torch.tensor([[0], [1]])
+    fresh = learner.prepare(stale)
+    assert fresh.weight.tolist() == [[1.0], [1.0]]
+    assert torch.equal(fresh.chain.log_prob, stale.chain.log_prob)
+    batch = learner.prepare(stale, is_stale=True)
+    assert batch.weight.flatten().tolist() == pytest.approx([1.5, 5.0])
+    assert torch.equal(batch.chain.log_prob, present)
+    assert torch.equal(batch.advantage, fresh.advantage)
+    assert stale.chain.log_prob.tolist() == [[0.0], [0.0]]  # what was collected stays as it is
+    losses = list[float]()
+    monkeypatch.setattr(learner.actor_optimiser, "step", lambda loss: losses.append(loss.item()))
+    metrics = learner.update(batch)
+    assert float(metrics["kl"]) == 0.0
+    # Standardised, two advantages are -0.7071 and 0.7071: -(1.5 * -0.7071 + 5 * 0.7071) / 2.
+    assert losses == [pytest.approx(-3.5 * 0.5**0.5 / 2, abs=1e-5)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_bandit_is_learned_from_rollouts_of_older_weights(name: str) -> None:
+    policy = make_policy(name)
+    learner = make_learner(
+        policy, name, actor_lr=3e-3, critic_lr=3e-3, clip=0.1, target_kl=None, regulariser="none"
+    )
+    before, generator = worth(policy), seeded(4)
+    waiting = [bandit(policy, generator)]
+    for _ in range(12):
+        waiting.append(bandit(policy, generator))
+        batch = learner.prepare(waiting.pop(0), is_stale=True)
+        four_epochs(learner, batch, generator)
+    assert worth(policy) > 0.6 * before
+
+
+def test_the_return_of_each_source_is_its_own() -> None:
+    # Two sources with discount 0.5: 1, then 0.5 + 3 in the first; 2, then 1 + 1 in the second.
+    scale, half, goes_on = ReturnScale(), torch.full((1, 1), 0.5), torch.zeros(1, 1, dtype=torch.bool)
+    for reward, actor in ((1.0, 0), (2.0, 1), (3.0, 0), (1.0, 1)):
+        found = scale.add(torch.full((1, 1), reward), half, goes_on, actor=actor)
+    seen = torch.tensor([1.0, 2.0, 3.5, 2.0])
+    assert found == pytest.approx(float(seen.std(correction=0)))
+    resumed = ReturnScale()
+    resumed.load_state_dict(copy.deepcopy(scale.state_dict()))
+    for one in (scale, resumed):  # the first goes on, the second begins again
+        one.add(torch.ones(1, 1), half, goes_on, actor=0)
+        again = one.add(torch.ones(1, 1), half, goes_on, actor=1, begins=True)
+        more = torch.tensor([*seen, 2.75, 1.0])
+        assert again == pytest.approx(float(more.std(correction=0)))
+
+
 def test_rewards_are_scaled_by_the_spread_of_the_return() -> None:
     # Returns so far with discounts 0.5: env 0: 1, 0.5 + 3; the end forgets; env 1: 0, 0.
-    scale = ReturnScale(2)
+    scale = ReturnScale()
     reward = torch.tensor([[1.0, 3.0], [0.0, 0.0]])
     discount, ended = torch.full((2, 2), 0.5), torch.tensor([[False, True], [False, False]])
     values = torch.tensor([1.0, 3.5, 0.0, 0.0])
@@ -193,7 +257,7 @@ def test_rewards_are_scaled_by_the_spread_of_the_return() -> None:
     more = torch.tensor([2.0, 4.0, 1.0, 0.5])  # env 0 begins at 0 again
     again = scale.add(torch.tensor([[2.0, 3.0], [1.0, 0.0]]), discount, torch.zeros(2, 2, dtype=torch.bool))
     assert again == pytest.approx(float(torch.cat([values, more]).std(correction=0)))
-    assert ReturnScale(1).add(torch.zeros(1, 3), torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)) == 1.0
+    assert ReturnScale().add(torch.zeros(1, 3), torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)) == 1.0
 
 
 def test_the_clip_rises_with_the_steps() -> None:
@@ -224,7 +288,9 @@ def test_value_clip_stops_what_has_moved_far_enough(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(learner._value, "gradients", gradients)
     chain = Chain(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1), None)
     two = torch.zeros(2)
-    learner._update_value(PPOBatch({}, chain, torch.zeros(2, 2), two, two, torch.tensor([3.0, 3.0])))
+    learner._update_value(
+        PPOBatch({}, chain, torch.zeros(2, 2), two, two, torch.tensor([3.0, 3.0]), torch.ones(2, 1))
+    )
     assert towards[0].flatten().tolist() == pytest.approx([0.0, 0.1 - 3.0])
 
 
@@ -269,7 +335,7 @@ def test_a_value_that_reads_the_privileged_state_explains_what_the_policy_cannot
         scale = Normaliser.fit({PRIVILEGED: hidden.flatten(0, 1).numpy()}, np.zeros((256, 1), np.float32))
         options: dict[str, Any] = {**SMALL, **METHODS["flow_sde"][1], "critic_lr": 1e-2}
         privileged = scale if reads else None
-        learner = ChainPPO(policy, ChainPPOConfig(**options), 3, num_envs=32, privileged=privileged)
+        learner = ChainPPO(policy, ChainPPOConfig(**options), 3, privileged=privileged)
         batch = learner.prepare(rollout)
         unexplained[reads] = [float(learner.update(batch)["unexplained"]) for _ in range(100)][-1]
     assert unexplained[True] < 0.01
@@ -323,7 +389,7 @@ def test_settings_are_checked() -> None:
 
 def compared(policy: Any, group: int, **options: Any) -> ChainPPO:
     """Returns a learner without a value."""
-    return ChainPPO(policy, GRPOConfig(**{**SMALL, **options}), 3, num_envs=4, group=group)
+    return ChainPPO(policy, GRPOConfig(**{**SMALL, **options}), 3, group=group)
 
 
 def test_every_decision_of_an_episode_has_the_advantage_of_the_episode() -> None:
@@ -390,7 +456,9 @@ def test_the_clip_is_wider_above_and_advantages_stay_as_they_are(monkeypatch: py
     monkeypatch.setattr(learner.actor_optimiser, "step", lambda loss: None)
     chain = Chain(torch.zeros(4, 1, 1, 1), torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, 1), None)
     advantage, none = torch.tensor([2.0, -2.0, 2.0, -2.0]), torch.zeros(4)
-    batch = PPOBatch({"state": torch.zeros(4, 2)}, chain, torch.zeros(4, 0), advantage, none, none)
+    batch = PPOBatch(
+        {"state": torch.zeros(4, 2)}, chain, torch.zeros(4, 0), advantage, none, none, torch.ones(4, 1)
+    )
     metrics = learner.update(batch)
     assert torch.as_tensor(metrics["loss"]).item() == pytest.approx(0.26)
     assert float(metrics["clipped"]) == 1.0

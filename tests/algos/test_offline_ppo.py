@@ -50,7 +50,6 @@ def build(*, score: Any = None, margin: float | None = 0.05, seed: int = 3, **op
         policy,
         ChainPPOConfig(reduction="per_step", actor_lr=1e-3, width=8, depth=1, target_kl=cfg.target_kl),
         seed,
-        num_envs=1,
     )
     parts = {"policy": policy, "optimiser": learner.actor_optimiser}
     gate = Gate(parts, score or (lambda: worth(policy)), margin=margin)
@@ -185,7 +184,7 @@ def test_a_resumed_learner_is_held_to_what_it_was_held_to() -> None:
         for parameter in policy.parameters():
             parameter.add_(0.1)
     cfg = ChainPPOConfig(reduction="per_step", width=8, depth=1, regulariser="w2", target_kl=None)
-    learner, resumed = (ChainPPO(module, cfg, 3, num_envs=1) for module in (policy, base))
+    learner, resumed = (ChainPPO(module, cfg, 3) for module in (policy, base))
     resumed.load_state_dict(learner.state_dict())
     obs = batch(0).obs
     chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded()).chain

@@ -32,7 +32,7 @@ def make_policy(privileged: int = 0) -> GaussianPolicy:
 def make_learner(policy: GaussianPolicy, **options: Any) -> PlainPPO:
     settings: dict[str, Any] = {"width": 16, "depth": 1, "matmul": "fp32", **options}
     cfg = PlainPPOConfig(**settings)
-    return PlainPPO(policy, cfg, 3, num_envs=N, observed=10)
+    return PlainPPO(policy, cfg, 3, observed=10)
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def test_a_time_limit_bootstraps_from_the_final_observation_and_an_end_does_not(
     #   t = 0:  truncated 1 + 10/2 - 4 = 2, terminated 1 - 4 = -3: nothing of the 1 is carried back.
     # Env 2 goes on: 1 + 6/2 - 4 = 0, and 0.25 of the 1.
     policy = make_policy()
-    learner = Tabled(policy, PlainPPOConfig(gamma_step=0.5, lam=0.5, width=8), 3, num_envs=3, observed=1)
+    learner = Tabled(policy, PlainPPOConfig(gamma_step=0.5, lam=0.5, width=8), 3, observed=1)
     rollout = StepRollout.allocate({"state": torch.zeros(3, D).numpy()}, 2, A, "cpu")
     rollout.std.fill_(1.0)
     for t, value in enumerate((4.0, 6.0, 8.0)):

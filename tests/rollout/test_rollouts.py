@@ -131,21 +131,24 @@ def test_resume_is_exact(before: int) -> None:
 class Numbering:
     """Prepares a rollout by numbering its decisions."""
 
-    prepared = 0
+    def __init__(self) -> None:
+        self.prepared = list[bool]()
+        """Of each rollout, whether it was stale."""
 
-    def prepare(self, rollout: Rollout) -> PPOBatch:
-        self.prepared += 1
+    def prepare(self, rollout: Rollout, *, is_stale: bool = False) -> PPOBatch:
+        self.prepared.append(is_stale)
         obs = {key: value.flatten(0, 1) for key, value in rollout.obs.items()}
         number = torch.arange(rollout.reward.numel(), dtype=torch.float32)
-        return PPOBatch(obs, rollout.chain, obs["state"], number, number, number)
+        return PPOBatch(obs, rollout.chain, obs["state"], number, number, number, number.view(-1, 1))
 
 
 def test_an_epoch_takes_every_decision_once_and_advantages_are_computed_once() -> None:
     learner = Numbering()
-    experience = RolloutExperience(learner, minibatches=4, seed=0)
+    experience = RolloutExperience(learner, batch=4, epochs=2, seed=0)
     rollout = make_source(FakeEnv(3, truncate_after=[5, 4, 9])).collect(offered())
     experience.add(rollout)
     assert rollout.cost == int(rollout.steps.sum())  # control steps, not chunks
+    assert experience.owed() == 2 * 4
     orders = []
     for _ in range(2):
         batches = [experience.sample() for _ in range(4)]
@@ -155,9 +158,47 @@ def test_an_epoch_takes_every_decision_once_and_advantages_are_computed_once() -
             assert torch.equal(batch.chain.log_prob[:, 0], batch.obs["state"][:, 0])
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(15))
     assert orders[0] != orders[1]
-    assert learner.prepared == 1
+    assert learner.prepared == [False]
+    assert experience.metrics() == {}  # nothing was stale
+
+
+def test_what_several_sources_bring_in_a_turn_is_one_batch() -> None:
+    experience = RolloutExperience(Numbering(), batch=10, epochs=2, seed=0)
+    assert experience.owed() == 0
+    for _ in range(2):
+        experience.add(make_source(FakeEnv(3, truncate_after=[5, 4, 9])).collect(offered()))
+    assert experience.owed() == 2 * 3  # 30 decisions
+    batches = [experience.sample() for _ in range(3)]
+    assert sorted(torch.cat([batch.advantage for batch in batches]).tolist()) == sorted([*range(15)] * 2)
+    for batch in batches:
+        assert torch.equal(batch.chain.log_prob[:, 0], batch.obs["state"][:, 0])
+        assert torch.equal(batch.weight[:, 0], batch.advantage)
+    assert experience.owed() == 0
+
+
+def test_rollouts_of_older_weights_are_weighed_or_dropped_and_counted() -> None:
+    learner, updates = Numbering(), [0]
+    experience = RolloutExperience(
+        learner, batch=15, epochs=1, seed=0, updates=lambda: updates[0], max_staleness=4
+    )
+    rollout = make_source(FakeEnv(3, truncate_after=[5, 4, 9])).collect(offered())
+    owed = list[int]()
+    for updates[0] in (0, 4, 5):
+        experience.add(rollout)
+        owed.append(experience.owed())
+    assert owed == [1, 1, 0]
+    assert learner.prepared == [False, True]
+    resumed = RolloutExperience(learner, batch=15, epochs=1, seed=0)
+    resumed.load_state_dict(copy.deepcopy(experience.state_dict()))
+    for one in (experience, resumed):
+        assert one.metrics() == {
+            "collect/staleness": 3.0,
+            "collect/stale_steps": 2.0 * rollout.cost,
+            "collect/stale_steps_dropped": float(rollout.cost),
+        }
+        assert one.metrics() == {}
 
 
 def test_nothing_to_sample_before_the_first_rollout() -> None:
     with pytest.raises(RuntimeError, match="nothing was collected since the run began or was resumed"):
-        RolloutExperience(Numbering(), minibatches=1, seed=0).sample()
+        RolloutExperience(Numbering(), batch=1, epochs=1, seed=0).sample()

@@ -116,3 +116,89 @@ def test_what_does_not_fit_is_refused_before_anything_runs(change: dict[str, Any
     with pytest.raises(ConfigError) as error:
         build(RunConfig, {**RUN, **change})
     assert message in str(error.value)
+
+
+# --- Sources elsewhere
+
+
+def rows_of_ppo(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(folder / "metrics.jsonl") if row["phase"] == "ppo"]
+
+
+def test_another_process_that_acts_when_it_is_asked_makes_the_same_weights(tmp_path: Path) -> None:
+    here = phases.run(tiny(tmp_path / "here"))
+    there = phases.run(replace(tiny(tmp_path / "there"), transport="process", ahead=0))
+    assert weights(Path(there.run), "final") == weights(Path(here.run), "final")
+    assert not any("collect/staleness" in row for row in rows_of_ppo(Path(there.run)))
+
+
+def test_a_source_that_is_ahead_is_weighed_and_its_age_is_counted(tmp_path: Path) -> None:
+    summary = phases.run(replace(tiny(tmp_path), transport="process", ahead=1))
+    rows = [row for row in rows_of_ppo(Path(summary.run)) if "collect/staleness" in row]
+    assert rows
+    assert all(0 < row["collect/staleness"] <= 8 for row in rows)  # two blocks of 4 updates
+    assert sum(row["collect/stale_steps_dropped"] for row in rows) == 0
+    assert 240 <= summary.env_steps < 300
+
+
+@pytest.mark.slow
+def test_rollouts_that_are_too_old_are_dropped_and_the_run_ends_all_the_same(tmp_path: Path) -> None:
+    config = replace(tiny(tmp_path), transport="process", ahead=1)
+    config = replace(config, method=replace(config.method, max_staleness=0))
+    summary = phases.run(config)
+    rows = rows_of_ppo(Path(summary.run))
+    assert sum(row.get("collect/stale_steps_dropped", 0) for row in rows) > 0
+    assert 240 <= summary.env_steps < 300
+    rollouts = summary.env_steps // 60  # at least, of at most 60 steps; each would be 4 updates
+    assert rows[-1]["updates"] < 4 * rollouts
+
+
+@pytest.mark.parametrize("transport", ["inline", pytest.param("process", marks=pytest.mark.slow)])
+def test_several_sources_share_a_policy_and_spend_their_budgets(transport: str, tmp_path: Path) -> None:
+    method = {key: value for key, value in RUN["method"].items() if key != "env_steps"}
+    words = {key: value for key, value in RUN.items() if key != "num_envs"}
+    other = {"robot": "gantry"} if transport == "inline" else {}
+    sources = {
+        "one": {"num_envs": 3, "env_steps": 240},
+        "two": {"num_envs": 2, "env_steps": 120, **other},
+    }
+    env = {**words["env"], "state": ["tool", "goal"]}
+    config = build(
+        RunConfig,
+        {
+            **words,
+            "env": env,
+            "method": method,
+            "sources": sources,
+            "transport": transport,
+            "out": str(tmp_path),
+        },
+    )
+    summary = phases.run(config)
+    assert 240 <= summary.sources["one"]["env_steps"] < 300
+    assert 120 <= summary.sources["two"]["env_steps"] < 160
+    assert weights(Path(summary.run), "final") != weights(Path(summary.run), "base")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"method": {"kind": "ppo", "max_staleness": 3}},
+            "method.max_staleness: got 3, allowed: null with tr",
+        ),
+        (
+            {"method": {"kind": "ppo", "max_staleness": -1}},
+            "method.max_staleness: got -1, allowed: 0 or more",
+        ),
+        (
+            {"num_envs": 16, "sources": {"one": {"env_steps": 100, "share": 1.0}}},
+            "sources: got {'one': 1.0}, allowed: none with method=ppo",
+        ),
+    ],
+)
+def test_what_does_not_fit_sources_of_rollouts(change: dict[str, Any], message: str) -> None:
+    method = {key: value for key, value in RUN["method"].items() if key != "env_steps"}
+    with pytest.raises(ConfigError) as error:
+        build(RunConfig, {**RUN, "method": method, **change})
+    assert str(error.value).startswith(message)

@@ -50,6 +50,10 @@ class ChainPPOConfig:
     target_kl: float | None = 0.02
     """KL of a minibatch, on the ratio's scale, beyond which the policy waits for the next rollout; or null.
     It grows with the square of the ratio's root: 0.001 of a mean over 20 elements is 0.4 of the chunk."""
+    stale_limit: float = 5.0
+    """Largest weight of a decision whose weights were older than the learner's. It is weighed by how probable
+    the learner made it as it came, on the ratio's scale, and ratios count from there (decoupled PPO, Hilton
+    et al. 2022; AReaL, Fu et al. 2025, which has the same limit)."""
     critic_warmup: int = 1
     """Rollouts from which the value alone learns, at first."""
     value_clip: float | None = None
@@ -76,7 +80,7 @@ class ChainPPOConfig:
         require_fields(self, at, "per_step, joint, single", "reduction")
         require_fields(self, at, "none, w2, bc", "regulariser")
         require_fields(self, at, "1 or more", "epochs", "batch", "width", "depth")
-        require_fields(self, at, "above 0", "actor_lr", "critic_lr")
+        require_fields(self, at, "above 0", "actor_lr", "critic_lr", "stale_limit")
         require_fields(self, at, "0 to 1", "gamma_step", "lam", "denoising_discount")
         require_fields(self, at, "0 or more", "weight_decay", "critic_warmup", "entropy_weight")
         require_fields(self, at, "0 or more", "regulariser_weight", "grad_clip", "clip_rate")

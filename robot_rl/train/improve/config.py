@@ -41,6 +41,23 @@ NOISE = "noise"
 """The kind of a base that draws random actions."""
 
 
+class RunLike(Protocol):
+    """What the settings of a method read of a `RunConfig`."""
+
+    @property
+    def n_exec(self) -> int: ...
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def transport(self) -> str: ...
+    @property
+    def policy(self) -> Any: ...
+    @property
+    def human(self) -> Any: ...
+    @property
+    def replay(self) -> Any: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings(Choice):
     """Settings of every method."""
@@ -53,6 +70,13 @@ class MethodSettings(Choice):
 
     def __post_init__(self) -> None:
         self._require("env_steps", self.env_steps >= 0, "0 or more")
+
+    def check_run(self, run: RunLike) -> None:
+        """Refuses what does not fit in the other settings of a run.
+
+        Raises:
+            ConfigError: names the setting.
+        """
 
     @property
     def title(self) -> str:
@@ -220,6 +244,17 @@ class ChainSettings(MethodSettings):
     algorithm: ChainPPOConfig = field(default_factory=ChainPPOConfig)
     distil: DistilConfig = field(default_factory=DistilConfig)
     """The student that is distilled in the end: one network call for a chunk. None by default."""
+    max_staleness: int | None = None
+    """Learner updates by which the weights that acted may be older than the learner's, where sources act
+    elsewhere (`transport`). Rollouts of older ones are dropped, and counted; null: all are learned from."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("max_staleness", (self.max_staleness or 0) >= 0, "0 or more, or null")
+
+    def check_run(self, run: RunLike) -> None:
+        allowed = "null with transport=inline, where nothing is stale"
+        self._require("max_staleness", self.max_staleness is None or run.transport != "inline", allowed)
 
     def explored(self, policy: Explorable, n_exec: int) -> ProcessConfig:
         """Returns the process for a base of that configuration.
@@ -294,6 +329,20 @@ class PlainPPOSettings(MethodSettings):
         super().__post_init__()
         self._require("steps", self.steps >= 1, "1 or more")
         self._require("noise_correlation", 0 <= self.noise_correlation < 1, "0 or more, below 1")
+
+    def check_run(self, run: RunLike) -> None:
+        given, here = run.policy, f"with method={self.kind}"
+        require(isinstance(given, GaussianPolicyConfig), "policy.kind", given.chosen, f"gaussian {here}")
+        require(given.horizon == 1, "policy.horizon", given.horizon, f"1 {here}")
+        require(run.n_exec == 1, "n_exec", run.n_exec, f"1 {here}, which decides at every step")
+        cameras = list(getattr(given, "cameras", ()))
+        require(not cameras, "policy.cameras", cameras, f"none {here}, which reads the state alone")
+        allowed = f"inline {here}, whose rollouts lie in the memory that the learner reads"
+        require(run.transport == "inline", "transport", run.transport, allowed)
+        rows, parts = run.num_envs * self.steps, self.algorithm.minibatches
+        self._require("steps", rows > 1, f"2 or more with num_envs={run.num_envs}")
+        allowed = f"at most {rows}, which is num_envs={run.num_envs} times method.steps={self.steps}"
+        require(parts <= rows, "method.algorithm.minibatches", parts, allowed)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -388,6 +437,11 @@ class GRPOSettings(ChainSettings):
         reads = self.algorithm.privileged
         require(not reads, "method.algorithm.privileged", reads, "false: episodes are compared, not valued")
 
+    def check_run(self, run: RunLike) -> None:
+        super().check_run(run)
+        allowed = f"multiples of method.group, {self.group}"
+        require(run.num_envs % self.group == 0, "num_envs", run.num_envs, allowed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RL100Settings(PPOSettings):
@@ -437,6 +491,19 @@ class LatentSettings(OffPolicySettings):
         super().__post_init__()
         if self.algorithm.variant == "sac":
             self._require("demo_ratio", self.demo_ratio == 0, "0 with method.algorithm.variant=sac")
+
+    def check_run(self, run: RunLike) -> None:
+        """Refuses experience whose noise is unknown."""
+        if run.human.input != "none":
+            raise ConfigError(
+                f"human.input: got {run.human.input!r} with method=latent, allowed: none. What a person "
+                "does was not decoded from noise. Use method=residual."
+            )
+        if run.replay.reuse and self.algorithm.variant == "sac":
+            raise ConfigError(
+                "replay.reuse: given with method.algorithm.variant=sac, allowed: none. Earlier steps "
+                "were kept without their noise. Use method.algorithm.variant=na."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

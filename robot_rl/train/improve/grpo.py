@@ -11,7 +11,7 @@ from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.config import GRPOSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
-from robot_rl.train.improve.ppo import acting_copy, chunk_options, make_policy, on_policy
+from robot_rl.train.improve.ppo import acting_copy, chunk_options, make_policy, on_policy, rollout_options
 from robot_rl.train.loop import Learner, Run
 from robot_rl.train.rollouts import EpisodeReward, GroupExperience
 from robot_rl.train.schedule import Always
@@ -21,7 +21,7 @@ from robot_rl.train.session import Session
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> GroupSource:
     """Returns a source of groups of episodes; RunConfig refuses those of an arm, and several sources."""
     group = settings_of(config, GRPOSettings).group
-    return GroupSource(env, acting_copy(config, policy), group=group, **chunk_options(config))
+    return GroupSource(env, acting_copy(config, policy), group=group, **chunk_options(config, name))
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
@@ -33,7 +33,6 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         policy,
         cfg.algorithm,
         train_seed(config.seed, "grpo"),
-        num_envs=config.num_envs,
         group=0 if cfg.reward == "process" else cfg.group,
     )
     experience = GroupExperience(
@@ -41,11 +40,9 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         reward=_reward(config, policy),
         group=cfg.group,
         keep=cfg.keep,
-        batch=cfg.algorithm.batch,
-        epochs=cfg.algorithm.epochs,
-        seed=train_seed(config.seed, "grpo batches"),
+        **rollout_options(session, "grpo batches"),
     )
-    learner = Learner(algorithm, experience, Always(lambda: experience.owed), Publisher())
+    learner = Learner(algorithm, experience, Always(experience.owed), Publisher())
     return on_policy(session, start, policy, learner, experience, experience.metrics), policy
 
 

@@ -380,7 +380,7 @@ class ImaginedSource(Here):
         device = simulation(env, config.num_envs, autoreset="same_step")
         opened_env = self._stack.enter_context(opened(device, **how))
         self._version += 1
-        options = chunk_options(config)
+        options = chunk_options(config, "")
         options["seed"] += 1000 * self._version
         source = RolloutSource(opened_env, self._policy, decisions=settings.decisions, **options)
         source.episodes = self.episodes
@@ -405,8 +405,6 @@ class Experience:
 
     def __init__(self, conductor: CoEvolution, rollouts: RolloutExperience, policy: Module) -> None:
         self._conductor, self._rollouts, self._policy = conductor, rollouts, policy
-        self.is_fresh = False
-        """Whether a rollout waits to be learned from."""
 
     def add(self, segment: Any) -> None:
         """Hands a segment on."""
@@ -418,7 +416,6 @@ class Experience:
         assert segment.source == WORLD, "rollouts of this run are imagined"
         self._rollouts.add(segment)
         self._conductor.imagined_rollout()
-        self.is_fresh = True
 
     def _imagined_success(self, states: np.ndarray[Any, Any]) -> float:
         """Returns the success of the policy in the model, without exploration, from these states."""
@@ -493,18 +490,15 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     history = replace(History.of(start.episodes), meta=episodes_meta(real))
     conductor = CoEvolution(session, history, RealEnv.of(imitated(config.env.evaluated()), real))
     algorithm = resolve("algorithm", "chain_ppo", at="imagined")(
-        policy, cfg.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs, privileged=None
+        policy, cfg.algorithm, train_seed(config.seed, "ppo"), privileged=None
     )
-    minibatches = -(-config.num_envs * cfg.decisions // cfg.algorithm.batch)
     rollouts = RolloutExperience(
-        algorithm, minibatches=minibatches, seed=train_seed(config.seed, "ppo batches")
+        algorithm,
+        batch=cfg.algorithm.batch,
+        epochs=cfg.algorithm.epochs,
+        seed=train_seed(config.seed, "ppo batches"),
     )
     experience = Experience(conductor, rollouts, policy)
-
-    def owed() -> int:
-        fresh, experience.is_fresh = experience.is_fresh, False
-        return cfg.algorithm.epochs * minibatches if fresh else 0
-
     fitting = _Fitting(conductor)
     run = Run(
         sources=[
@@ -513,7 +507,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         ],
         experience=experience,
         learners=[
-            Learner(algorithm, rollouts, Always(owed), Publisher()),
+            Learner(algorithm, rollouts, Always(rollouts.owed), Publisher()),
             Learner(fitting, fitting, Always(lambda: conductor.fit_owed), None, name=WORLD),
         ],
         pacer=Pacer(finished=lambda at: conductor.stage == "done" or at.env_steps >= config.env_steps),

@@ -60,7 +60,6 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         policy,
         cfg.algorithm,
         train_seed(config.seed, "plain_ppo"),
-        num_envs=config.num_envs,
         observed=len(start.episodes.action),
     )
     rollouts = NewestRollout()

@@ -41,7 +41,7 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> RolloutSource:
     """Returns a source of rollouts; RunConfig refuses those of an arm, and several sources."""
     decisions = settings_of(config, PPOSettings).decisions
-    return RolloutSource(env, acting_copy(config, policy), decisions=decisions, **chunk_options(config))
+    return RolloutSource(env, acting_copy(config, policy), decisions=decisions, **chunk_options(config, name))
 
 
 def acting_copy(config: RunConfig, policy: Module) -> Module:
@@ -49,12 +49,12 @@ def acting_copy(config: RunConfig, policy: Module) -> Module:
     return copy.deepcopy(policy).to(config.device).eval()
 
 
-def chunk_options(config: RunConfig) -> dict[str, Any]:
-    """Returns the arguments that sources of chunks share; see `ChunkSource`."""
+def chunk_options(config: RunConfig, name: str) -> dict[str, Any]:
+    """Returns the arguments that sources of chunks share, for the source of that name; see `ChunkSource`."""
     return {
         "n_exec": config.n_exec,
         "gamma_step": settings_of(config, ChainSettings).algorithm.gamma_step,
-        "seed": train_seed(config.seed, "collect") // 2,
+        "seed": train_seed(config.seed, f"collect {name}".strip()) // 2,
         "device": config.device,
     }
 
@@ -73,15 +73,28 @@ def assemble_online(session: Session, start: Start, policy: Module) -> Run:
         policy,
         cfg.algorithm,
         train_seed(config.seed, "ppo"),
-        num_envs=config.num_envs,
         privileged=privileged_scale(config, start.episodes),
     )
-    minibatches = -(-config.num_envs * cfg.decisions // cfg.algorithm.batch)
-    rollouts = RolloutExperience(
-        algorithm, minibatches=minibatches, seed=train_seed(config.seed, "ppo batches")
-    )
-    pace = Always(cfg.algorithm.epochs * minibatches)
-    return on_policy(session, start, policy, Learner(algorithm, rollouts, pace, Publisher()), rollouts, dict)
+    rollouts = RolloutExperience(algorithm, **rollout_options(session, "ppo batches"))
+    learner = Learner(algorithm, rollouts, Always(rollouts.owed), Publisher())
+    return on_policy(session, start, policy, learner, rollouts, rollouts.metrics)
+
+
+def rollout_options(session: Session, stream: str) -> dict[str, Any]:
+    """Returns the arguments of a `RolloutExperience` whose sources may act elsewhere.
+
+    Args:
+        session: of the run.
+        stream: of the seed.
+    """
+    config, cfg = session.config, settings_of(session.config, ChainSettings)
+    return {
+        "batch": cfg.algorithm.batch,
+        "epochs": cfg.algorithm.epochs,
+        "seed": train_seed(config.seed, stream),
+        "updates": lambda: session.counters.updates,
+        "max_staleness": cfg.max_staleness,
+    }
 
 
 def on_policy(
@@ -93,16 +106,24 @@ def on_policy(
     more: Callable[[], dict[str, float]],
 ) -> Run:
     """Returns the loop in which a learner trains `policy` on its newest rollouts; `more` adds metrics."""
+    config = session.config
     run = Run(
         sources=sources_of(session, start, policy),
         experience=rollouts,
         learners=[learner],
-        pacer=Pacer(finished=lambda at: at.env_steps >= session.config.method.env_steps),
+        pacer=_pacer(config),
         stage=session.timer.stage,
         counters=session.counters,
     )
     add_hooks(session, run, policy, start.eval_envs, more)
     return run
+
+
+def _pacer(config: RunConfig) -> Pacer:
+    """Returns when the run ends: each of several sources has a budget; alone it has what a gate leaves."""
+    if config.sources:
+        return Pacer.of_budgets([source.env_steps for source in config.sources.values()])
+    return Pacer(finished=lambda at: at.env_steps >= config.method.env_steps)
 
 
 PPO = Method(make_policy=make_policy, assemble=assemble, make_source=make_source, records=False)

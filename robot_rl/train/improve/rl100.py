@@ -58,7 +58,6 @@ def _learn_offline(session: Session, start: Start, policy: Module) -> None:
         policy,
         offline_rates(method),
         train_seed(config.seed, "offline ppo"),
-        num_envs=config.num_envs,
     )
     if cfg.gate.scorer == "critics":
         score: Callable[[], float] = critic_score(config, start, policy, iql)
