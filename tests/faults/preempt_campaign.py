@@ -1,6 +1,7 @@
 """Two jobs want one arm, again and again: one has it and gives way, or does not; the other is more urgent.
 
     python tests/faults/preempt_campaign.py --races 10000 [--arms 8] [--seed 0] [--json]
+    tests/faults/ray_races.sh --races 10000         # the two are on two nodes of a Ray cluster
 
 Each arm has a lease file and two processes. The holder commands the arm every few ms under its lease. The
 rival, of a larger priority, asks for it and gives the holder some tenths of a second. Three holders of four
@@ -20,15 +21,17 @@ import argparse
 import fcntl
 import json
 import multiprocessing
+import os
 import random
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,6 @@ from robot_rl.sched.preemption import PreemptedError
 ARM = DeviceSpec(name="arm", kind="robot")
 WAIT_S = 60.0
 _COMMANDS_S = 0.003
-_FORK = multiprocessing.get_context("fork")
 WRONG = ("obeyed both at once", "lost jobs")
 
 
@@ -75,8 +77,39 @@ class Arm:
         return obeyed
 
 
-def holder(folder: Path, rounds: int, seed: int, say: Connection) -> None:
+Found = tuple["Counter[str]", list[float], str]
+"""Counts, seconds from each asking to the lease, and the network namespace of the process."""
+
+
+def holder(folder: Path, rounds: int, seed: int) -> Found:
     """Has the arm whenever the rival has not."""
+    _hurry()
+    while not (folder / "listens").exists():
+        time.sleep(0.01)
+    with Client(str(folder / "say")) as say:
+        return _hold(folder, rounds, seed, say), [], _network()
+
+
+def rival(folder: Path, rounds: int, seed: int) -> Found:
+    """Asks for the arm again and again, whenever the holder has it."""
+    _hurry()
+    with Listener(str(folder / "say")) as listener:
+        (folder / "listens").touch()
+        with listener.accept() as heard:
+            return *_ask(folder, rounds, seed, heard), _network()
+
+
+def _hurry() -> None:
+    """Looks more often than usual, and logs nothing: a lease that was taken is what is wanted here."""
+    holding._LOOK_S, leases._POLL_S = 0.02, 0.01
+    holding.logger.disabled = True
+
+
+def _network() -> str:
+    return os.readlink("/proc/self/ns/net")
+
+
+def _hold(folder: Path, rounds: int, seed: int, say: Connection) -> Counter[str]:
     store, arm, chance = LeaseStore(folder / "leases.db"), Arm(folder / "arm"), random.Random(seed)
     found = Counter[str]()
     while True:
@@ -88,8 +121,7 @@ def holder(folder: Path, rounds: int, seed: int, say: Connection) -> None:
         found["late, and refused by the fence"] += refused
         found["gave way" if gives_way else "did not give way"] += 1
         if (rounds := rounds - 1) <= 0:
-            break
-    say.send(found)
+            return found
 
 
 def _commands(held: HeldLease, arm: Arm, gives_way: bool) -> tuple[bool, float]:
@@ -112,15 +144,7 @@ def _commands(held: HeldLease, arm: Arm, gives_way: bool) -> tuple[bool, float]:
         return refused, last_s
 
 
-def race(folder: Path, rounds: int, seed: int, result: Connection) -> None:
-    """The rival of one arm; sends what it found."""
-    holding._LOOK_S, leases._POLL_S = 0.02, 0.01
-    holding.logger.disabled = True  # a lease that was taken is what is wanted here
-    folder.mkdir()
-    ours, theirs = _FORK.Pipe()
-    process = _FORK.Process(target=holder, args=(folder, rounds, seed, theirs))
-    process.start()
-    theirs.close()
+def _ask(folder: Path, rounds: int, seed: int, ours: Connection) -> tuple[Counter[str], list[float]]:
     store, arm, chance = LeaseStore(folder / "leases.db"), Arm(folder / "arm"), random.Random(seed + 1)
     found, handed_over_s = Counter[str](), list[float]()
     for _ in range(rounds):
@@ -140,9 +164,29 @@ def race(folder: Path, rounds: int, seed: int, result: Connection) -> None:
             found["lost jobs"] += 1
             first_s = float("inf")
         found["obeyed both at once"] += ours.recv() > first_s
-    found.update(ours.recv())
-    process.join()
-    result.send((found, handed_over_s))
+    return found, handed_over_s
+
+
+Call = tuple[Callable[[Path, int, int], Found], Path, int, int]
+
+
+def here(calls: Sequence[Call]) -> list[Found]:
+    """Makes all calls at once, each in a process of its own."""
+    with ProcessPoolExecutor(len(calls), mp_context=multiprocessing.get_context("fork")) as pool:
+        return [made.result() for made in [pool.submit(call, *words) for call, *words in calls]]
+
+
+def on_ray(address: str, calls: Sequence[Call]) -> list[Found]:
+    """Makes all calls at once: holders on one node of a Ray cluster, rivals on another."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False)
+    nodes = {holder: {"machine": "one"}, rival: {"machine": "two"}}
+    made = [
+        ray.remote(call).options(num_cpus=0, label_selector=nodes[call], max_retries=0).remote(*words)
+        for call, *words in calls
+    ]
+    return ray.get(made)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -153,32 +197,30 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--races", type=int, default=10_000)
     parser.add_argument("--arms", type=int, default=8, help="raced for at the same time")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--ray", help="address of a Ray cluster with nodes labelled machine=one and machine=two"
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_args(words)
     folder = Path(
         tempfile.mkdtemp(prefix="robot-rl-preempt-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     )
-    total, handed_over_s, began_s = Counter[str](), list[float](), time.monotonic()
+    calls, began_s = list[Call](), time.monotonic()
+    for number in range(given.arms):
+        (folder / str(number)).mkdir()
+        rounds = given.races // given.arms + (number < given.races % given.arms)
+        calls += [(call, folder / str(number), rounds, given.seed + 2 * number) for call in (rival, holder)]
     try:
-        results: list[Any] = []
-        for number in range(given.arms):
-            ours, theirs = _FORK.Pipe(duplex=False)
-            rounds = given.races // given.arms + (number < given.races % given.arms)
-            words_of = (folder / str(number), rounds, given.seed + 2 * number, theirs)
-            _FORK.Process(target=race, args=words_of).start()
-            theirs.close()
-            results.append(ours)
-        while results:
-            ready: list[Any] = wait(results)
-            for result in ready:
-                counts, times = result.recv()  # EOFError: a process broke down, and its error was printed
-                results.remove(result)
-                total.update(counts)
-                handed_over_s += times
+        found = here(calls) if given.ray is None else on_ray(given.ray, calls)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    total, handed_over_s = Counter[str](), list[float]()
+    for counts, times, _ in found:
+        total.update(counts)
+        handed_over_s += times
     middle, most = np.quantile(handed_over_s, [0.5, 1.0])
     row: dict[str, Any] = {**total, "hand-over s, median": middle, "longest": most}
+    row |= {"machines": len({network for *_, network in found})}
     row |= {name: total[name] for name in WRONG} | {"seconds": time.monotonic() - began_s}
     for name, value in row.items():
         print(f"{name:<24}{value:,.3g}" if isinstance(value, float) else f"{name:<24}{value:,}")
