@@ -208,6 +208,27 @@ def test_a_run_learns_on_an_arm_of_another_machine(
 
 
 @pytest.mark.slow
+def test_one_run_has_simulations_on_ray_and_an_arm_of_another_machine(
+    hub: Served, monkeypatch: pytest.MonkeyPatch, arrived: list[int]
+) -> None:
+    ray = pytest.importorskip("ray")
+    enter_station(hub, monkeypatch)
+    arm = {"station": "any", "needs": {"node": "lab"}, "env_steps": 40}
+    sources = {"arm": arm, "simulations": {"num_envs": 4, "env_steps": 200}}
+    how = {"transport": "ray", "ray": {"cpus": 0.5}}
+    try:
+        with agent(hub):
+            until(lambda: machines(hub.joined))
+            phases.run(run_of(hub, sources=sources, **how))
+    finally:
+        ray.shutdown()
+    assert arrived[:40] == list(range(1, 41))
+    assert steps_of(hub) == {"demo": 30, "sim": 240}
+    kept = folder_of(hub.folder / "runs") / "experience"
+    assert {path.name for path in kept.iterdir()} >= {"arm", "simulations"}
+
+
+@pytest.mark.slow
 def test_what_an_arm_does_while_it_is_cut_off_arrives_later(
     hub: Served, monkeypatch: pytest.MonkeyPatch, arrived: list[int]
 ) -> None:
