@@ -221,6 +221,10 @@ class Node(Protocol):
         """Returns the full names of the nodes that publish a topic, one entry for each publisher."""
         ...
 
+    def topics_of(self, kind: str) -> list[str]:
+        """Returns the names of the topics that somebody publishes messages of a type on."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -32,6 +32,8 @@ class Endpoint:
     participant: bytes
     topic: str
     """On the wire: `rt/joint_states`."""
+    kind: str
+    """On the wire: `sensor_msgs::msg::dds_::JointState_`."""
     offered: QoS
 
 
@@ -88,6 +90,11 @@ class Graph:
             for gid in node.writer_gid_seq
             if bytes(gid.data[:16]) in writers
         )
+
+    def topics_of(self, wire_kind: str) -> set[str]:
+        """Returns the topics, on the wire, that have writers of a type."""
+        with self._lock:
+            return {one.topic for one in self._writers.values() if one.kind == wire_kind}
 
     def watch(self, wire_topic: str, callback: Callable[[Endpoint], None]) -> None:
         """Calls back for every writer of a topic, present and future."""
@@ -146,6 +153,7 @@ class Graph:
                     guid=guid,
                     participant=sample.participant_key.bytes,
                     topic=sample.topic_name,
+                    kind=sample.type_name,
                     offered=_quality(sample.qos),
                 )
                 self._writers[guid] = one

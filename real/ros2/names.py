@@ -104,6 +104,11 @@ def topic_on_wire(name: str) -> str:
     return f"rt{name}"
 
 
+def topic_from_wire(name: str) -> str | None:
+    """Returns the topic of a DDS name; None of one that ROS did not make."""
+    return name[2:] if name.startswith("rt/") else None
+
+
 def request_on_wire(name: str) -> str:
     """Returns the DDS topic of the requests to a service."""
     return f"rq{name}Request"

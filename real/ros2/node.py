@@ -22,7 +22,7 @@ from robot_rl.real.ros2.api import (
     qos_warning,
 )
 from robot_rl.real.ros2.discovery import discovery
-from robot_rl.real.ros2.names import check_kind, names, topic_on_wire
+from robot_rl.real.ros2.names import check_kind, dds_type, names, topic_from_wire, topic_on_wire
 from robot_rl.real.ros2.types import Codec, types_of
 
 if TYPE_CHECKING:
@@ -239,6 +239,9 @@ class DdsNode:
 
     def node_names(self) -> list[str]:
         return self.graph.node_names()
+
+    def topics_of(self, kind: str) -> list[str]:
+        return sorted(filter(None, map(topic_from_wire, self.graph.topics_of(dds_type(kind)))))
 
     def publishers_of(self, topic: str) -> list[str]:
         return self.graph.publishers_of(topic_on_wire(self.resolve(topic)))

@@ -164,6 +164,11 @@ class RclpyNode:
             found = self.ros.get_publishers_info_by_topic(self.resolve(topic))
         return sorted(f"{one.node_namespace.rstrip('/')}/{one.node_name}" for one in found)
 
+    def topics_of(self, kind: str) -> list[str]:
+        with translated(f"topics of {kind}"):
+            found = self.ros.get_topic_names_and_types()
+            return sorted(name for name, kinds in found if kind in kinds and self.ros.count_publishers(name))
+
     def run(self, function: Callable[[], Any], timeout_s: float, what: str) -> Any:
         """Runs a function on the executor's thread and returns what it returns.
 

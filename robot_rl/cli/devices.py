@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from robot_rl.cli.command import parser_of
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, DeviceError, require
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.real.inventory import enter, leave
+from robot_rl.real.found import Found, on_graph, ports
+from robot_rl.real.inventory import enter, leave, stations
 from robot_rl.real.inventory import specs as station_specs
+from robot_rl.real.ros2.node import open_node
 from robot_rl.sched.inventory import discover
 from robot_rl.sched.lease import wall_s
 from robot_rl.sched.leases import Lease, LeaseStore
@@ -31,18 +36,27 @@ Arms are listed once their station is entered; `robot-rl deploy station=any` cho
 
   robot-rl devices add=my_cell.yaml      or the name of a shipped station
   robot-rl devices remove=my_cell        by the name in the file
+
+What is connected and could be a station, with what its file would have to say:
+
+  robot-rl devices find=all              serial ports, and arms on the ROS 2 graph
+  robot-rl devices find=servos           asks the Feetech servos on free ports for their numbers
 """
+_FIND = ("all", "ports", "servos", "ros2")
+_FIND_S = 3.0
+"""How long to look for arms on the ROS 2 graph, unless find_s= says so."""
 
 
 def run(argv: list[str]) -> int:
     """Prints the devices with their leases; with `--json` the last line is one JSON object."""
     parser = parser_of("devices", SUMMARY, _ABOUT)
     parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="clear=, by=, add= or remove=, see above"
+        "words", nargs="*", metavar="key=value", help="clear=, by=, add=, remove= or find=, see above"
     )
     words = parser.parse_args(argv)
+    given = {key: value for key, _, value in (word.partition("=") for word in words.words)}
     store = LeaseStore()
-    _change(store, words.words)
+    _change(store, given)
     specs, leases = [*discover(), *station_specs(), *world_specs()], store.active()
     console = Console()
     console.print(device_table(specs, leases))
@@ -62,23 +76,24 @@ def run(argv: list[str]) -> int:
     console.print(
         f"{len(specs)} devices, {free} of {total} slots free; leases in {store.path}", soft_wrap=True
     )
+    found = _found(given, console) if "find" in given else None
     if words.json:
-        print(json.dumps(as_json(specs, leases, store)))
+        more = {} if found is None else {"found": [vars(one) for one in found]}
+        print(json.dumps(as_json(specs, leases, store) | more))
     return 0
 
 
-def _change(store: LeaseStore, words: Sequence[str]) -> None:
+def _change(store: LeaseStore, given: Mapping[str, str]) -> None:
     """Ends the stop of the device in `clear=`, enters the station in `add=`, or takes out that in `remove=`.
 
     Raises:
         ConfigError: another word, no name, the device is not stopped, or the station is not there.
     """
-    given = {key: value for key, _, value in (word.partition("=") for word in words)}
     for key in given:
-        if key not in ("clear", "by", "add", "remove"):
+        if key not in ("clear", "by", "add", "remove", "find", "find_s"):
             raise ConfigError(
                 f"devices: got {key!r}, allowed: clear=<device> by=<your name>, add=<station>, "
-                "remove=<station>."
+                f"remove=<station>, find={'|'.join(_FIND)}."
             )
     if "add" in given:
         print(f"{enter(given['add']).name}: added")
@@ -89,6 +104,38 @@ def _change(store: LeaseStore, words: Sequence[str]) -> None:
         device, by = given.get("clear", ""), given.get("by", "")
         stop = store.clear(device, by)
         print(f"{device}: cleared by {by}, after: {stop.reason}")
+
+
+def _found(given: Mapping[str, str], console: Console) -> list[Found]:
+    """Returns and shows what is connected and could be a station.
+
+    Raises:
+        ConfigError: a wrong word.
+        DeviceError: what was asked for by name needs a package.
+    """
+    what, text = given["find"], given.get("find_s", str(_FIND_S))
+    require(what in _FIND, "find", what, ", ".join(_FIND))
+    try:
+        find_s = float(text)
+    except ValueError:
+        find_s = 0.0
+    require(0.0 < find_s < math.inf, "find_s", text, "seconds, above 0")
+    known = [station for _, station in stations()]
+    found = ports(known, asks=what == "servos") if what != "ros2" else []
+    if what in ("all", "ros2"):
+        try:
+            with closing(open_node(f"robot_rl_find_{os.getpid()}")) as node:
+                found += on_graph(node, known, find_s=find_s)
+        except DeviceError as error:
+            if what == "ros2":
+                raise
+            console.print(f"ros2: not looked at: {error}", markup=False, soft_wrap=True)
+    for one in found:
+        whose = f"station {one.station}" if one.station else f"no station. Its file would say: {one.remedy}"
+        console.print(f"{one.kind} {one.name}: {one.about}; {whose}", markup=False, soft_wrap=True)
+    if not found:
+        console.print(f"find={what}: nothing", markup=False)
+    return found
 
 
 def device_table(specs: Sequence[DeviceSpec], leases: Sequence[Lease]) -> Table:

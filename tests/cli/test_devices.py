@@ -2,14 +2,16 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from robot_rl.cli import devices
 from robot_rl.cli.main import main
-from robot_rl.core.errors import LeaseError
+from robot_rl.core.errors import ConfigError, DeviceError, LeaseError
 from robot_rl.hal.device import DeviceSpec
+from robot_rl.real.found import Found
 from robot_rl.sched.leases import LeaseStore
 
 CPU = DeviceSpec(name="cpu", kind="cpu", slots=4, node="lab1", labels={"cores": "4"})
@@ -116,3 +118,45 @@ def test_a_stop_is_shown_and_cleared(store: LeaseStore, capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert text.startswith("arm1: cleared by ann, after: The supervisor was gone.\n")
     assert "it stopped" not in text
+
+
+def test_what_could_be_a_station_is_shown_with_what_its_file_would_say(
+    store: LeaseStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = Found(kind="port", name="/dev/ttyACM0", about="6 Feetech servos", station="", remedy="lerobot: {}")
+    taken = replace(port, name="/dev/ttyACM1", station="so101")
+    monkeypatch.setattr(devices, "ports", lambda known, asks: [port, taken] if asks else [])
+    assert devices.run(["find=servos", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "port /dev/ttyACM0: 6 Feetech servos; no station. Its file would say: lerobot: {}" in lines
+    assert "port /dev/ttyACM1: 6 Feetech servos; station so101" in lines
+    assert json.loads(lines[-1])["found"] == [vars(port), vars(taken)]
+    assert devices.run(["find=ports"]) == 0
+    assert "find=ports: nothing" in capsys.readouterr().out
+
+
+def test_a_graph_that_cannot_be_looked_at_ends_nothing_unless_it_was_asked_for(
+    store: LeaseStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
+        raise DeviceError("pip install -e '.[ros2]'")
+
+    monkeypatch.setattr(devices, "open_node", refuse)
+    monkeypatch.setattr(devices, "ports", lambda known, asks: [])
+    assert devices.run(["find=all"]) == 0
+    assert "ros2: not looked at: pip install" in capsys.readouterr().out
+    with pytest.raises(DeviceError, match="pip install"):
+        devices.run(["find=ros2"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["find=usb"], "find: got 'usb', allowed: all, ports, servos, ros2"),
+        (["find=all", "find_s=soon"], "find_s: got 'soon', allowed: seconds, above 0"),
+        (["find=all", "find_s=-1"], "find_s: got '-1', allowed: seconds, above 0"),
+    ],
+)
+def test_a_wrong_search_is_refused(store: LeaseStore, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        devices.run(words)

@@ -358,6 +358,15 @@ class Node:
     def publishers(self) -> list[Any]:
         return [one for one in self.world.publishers if one.node is self]
 
+    def get_topic_names_and_types(self) -> list[tuple[str, list[str]]]:
+        """As rclpy's, also of topics that are only subscribed to."""
+        self.use()
+        ends = [*self.world.publishers, *self.world.subscriptions]
+        kinds = {one.topic_name: set[str]() for one in ends}
+        for one in ends:
+            kinds[one.topic_name].add(one.kind)
+        return [(name, sorted(found)) for name, found in kinds.items()]
+
     def get_publishers_info_by_topic(self, topic: str) -> list[Any]:
         self.use()
         return [
@@ -380,7 +389,8 @@ class Node:
                 if one.topic_name == name and not lacking(one.profile, profile):
                     one.node.executor.work.put(lambda one=one: one.callback(sent))
 
-        made = types.SimpleNamespace(node=self, topic_name=name, profile=profile, publish=publish)
+        kind = f"demo/msg/{cls.__name__}"
+        made = types.SimpleNamespace(node=self, topic_name=name, kind=kind, profile=profile, publish=publish)
         made.get_subscription_count = lambda: sum(one.topic_name == name for one in self.world.subscriptions)
         self.world.publishers.append(made)
         for one in self.world.subscriptions:
@@ -393,7 +403,12 @@ class Node:
         self.use()
         name = self.resolve_topic_name(topic)
         made = types.SimpleNamespace(
-            node=self, topic_name=name, callback=callback, profile=profile, events=event_callbacks
+            node=self,
+            topic_name=name,
+            kind=f"demo/msg/{cls.__name__}",
+            callback=callback,
+            profile=profile,
+            events=event_callbacks,
         )
         self.world.subscriptions.append(made)
         for one in self.world.publishers:

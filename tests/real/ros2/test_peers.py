@@ -166,6 +166,8 @@ def test_a_closed_service_refuses_nobody(
     other = DdsNode("other")
     other.create_client(TRIGGER, "/gone")
     wait_for(lambda: node.publishers_of("/clock") and "/other" in node.node_names())
+    assert node.topics_of("rosgraph_msgs/msg/Clock") == ["/clock"]
+    assert node.topics_of("std_msgs/msg/String") == ["/robot_description"]
     other.close()
     assert "cannot answer" not in caplog.text
 

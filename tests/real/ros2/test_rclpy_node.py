@@ -109,6 +109,9 @@ def test_what_rclpy_is_asked_for(world, pair) -> None:
     )
     assert far.node_names() == ["/far/far", "/near"]
     assert far.publishers_of("/latched") == ["/near"]
+    far.create_subscription("demo/msg/All", "only_heard", lambda message: None)
+    assert near.topics_of("demo/msg/All") == ["/latched"]
+    assert near.topics_of("demo/msg/Time") == []
     assert abs(near.now_ns() - time.time_ns()) < 60e9
 
 
