@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,10 @@ class Holder:
         """Returns one line that `from_text` reads."""
         return json.dumps(asdict(self))
 
-    @classmethod
-    def from_text(cls, text: str) -> Holder:
-        return cls(**json.loads(text))
+    @staticmethod
+    @lru_cache(maxsize=1024)  # a thousand leases are those of a few processes
+    def from_text(text: str) -> Holder:
+        return Holder(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True)

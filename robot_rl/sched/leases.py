@@ -39,6 +39,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -247,10 +248,12 @@ class LeaseStore:
                 if given_up is not None and given_up():
                     raise GivenUpError(f"lease of {', '.join(names)}: the caller gave up waiting.")
                 with self._file.transaction() as rows:
-                    if wait_s > 0:
+                    # Who finds it free needs no place in line.
+                    found = None if tickets or asks else take(rows, {})
+                    if found is None or (isinstance(found, str) and wait_s > 0):
                         for name in names:
                             tickets[name] = self._line.keep(rows, name, priority, tickets.get(name))
-                    found = take(rows, tickets)
+                        found = take(rows, tickets)
                 if not isinstance(found, str):
                     return found
                 if time.monotonic() >= deadline_s:
@@ -351,10 +354,10 @@ class LeaseStore:
 
     def active(self, device: str | None = None) -> list[Lease]:
         """Returns the leases that hold, of one device or of all, oldest first."""
-        now_s = self._clock.now_s()
+        now_s, is_alive = self._clock.now_s(), cache(self._is_alive)
         with self._file.transaction() as rows:
             leases = self._read(rows, device, now_s)
-        return [lease for lease in leases if not self._is_over(lease, now_s)]
+        return [lease for lease in leases if lease.expires_s > now_s and is_alive(lease.process) is not False]
 
     def waiting(self) -> list[Waiter]:
         """Returns who waits for devices, by device and place in its line."""
@@ -409,7 +412,9 @@ class LeaseStore:
             LeaseError: the only device has stopped.
         """
         refusals = list[str]()
-        for spec in specs:
+        asked = "SELECT device FROM leases UNION SELECT device FROM waiting"
+        busy = {name for (name,) in rows.execute(asked)} if len(specs) > 1 else set[str]()
+        for spec in sorted(specs, key=lambda one: one.name in busy):  # the order stays, idle ones first
             try:
                 found = self._free(rows, spec, slots, asker, tickets.get(spec.name))
             except LeaseError as error:  # it has stopped; another may do
@@ -530,21 +535,23 @@ class LeaseStore:
             )
             for name, token, slot_ids, exclusive, holder, process, since_s, expires_s, ttl_s in found
         ]
-        return sorted((self._by_our_clock(rows, lease, now_s) for lease in leases), key=lambda it: it.since_s)
-
-    def _by_our_clock(self, rows: sqlite3.Connection, lease: Lease, now_s: float) -> Lease:
-        """Returns a lease; one of another clock began when we first saw it, and was renewed at its change."""
-        if lease.process.shares_clock(self._process):
-            return lease
-        had_s = unchanged_s(rows, _row(lease, "since"), lease.since_s, self._process, now_s)
-        left_s = lease.ttl_s - unchanged_s(rows, _row(lease), lease.expires_s, self._process, now_s)
-        return replace(lease, since_s=now_s - had_s, expires_s=now_s + left_s)
+        me = self._process
+        return sorted((_by_clock_of(me, rows, lease, now_s) for lease in leases), key=lambda it: it.since_s)
 
     def _delete(self, rows: sqlite3.Connection, lease: Lease) -> None:
         rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (lease.device, lease.token))
         rows.execute("DELETE FROM seen WHERE row IN (?, ?)", (_row(lease), _row(lease, "since")))
         preemption.create(rows)
         preemption.withdraw(rows, lease.device, lease.token)
+
+
+def _by_clock_of(me: Holder, rows: sqlite3.Connection, lease: Lease, now_s: float) -> Lease:
+    """Returns a lease; one of another clock began when we first saw it, and was renewed at its change."""
+    if lease.process.shares_clock(me):
+        return lease
+    had_s = unchanged_s(rows, _row(lease, "since"), lease.since_s, me, now_s)
+    left_s = lease.ttl_s - unchanged_s(rows, _row(lease), lease.expires_s, me, now_s)
+    return replace(lease, since_s=now_s - had_s, expires_s=now_s + left_s)
 
 
 def _check(wanted: Sequence[tuple[DeviceSpec, int | None]], ttl_s: float) -> None:
