@@ -20,11 +20,11 @@ from typing import Self
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.client import ArmClient
 from robot_rl.real.drivers.host import DRIVER_SOCKET
-from robot_rl.real.station import load_station
+from robot_rl.real.station import StationConfig, load_station, station_file
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 
 ABOUT = "about.json"
-"""In the folder of the sockets: which station it is, and where its logs are."""
+"""In the folder of the sockets: which station it is, its file, and where its logs are."""
 LINGER_S = 10.0
 """How long both live on without a client: the process that started them is gone then."""
 _PREFIX = "robot-rl-"
@@ -34,12 +34,27 @@ _POLL_S = 0.02
 
 
 def socket_folders() -> list[Path]:
-    """Returns the socket folders of the supervisors of this machine, the newest first."""
+    """Returns the socket folders of this user's supervisors on this machine, the newest first."""
     written = list[tuple[float, Path]]()
     for socket in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{SUPERVISOR_SOCKET}"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            written.append((socket.stat().st_mtime, socket.parent))
+            if socket.parent.stat().st_uid == os.getuid():  # all users may make folders there
+                written.append((socket.stat().st_mtime, socket.parent))
     return [folder for _, folder in sorted(written, reverse=True)]
+
+
+def station_at(folder: Path) -> StationConfig:
+    """Returns the station whose sockets are in a folder.
+
+    Raises:
+        DeviceError: the folder does not say which one.
+        ConfigError: its file is gone, or was changed to one with a mistake.
+    """
+    try:
+        file = json.loads((folder / ABOUT).read_text())["file"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DeviceError(f"{folder / ABOUT}: does not say which station this is: {error!r}") from error
+    return load_station(str(file))
 
 
 class StationProcesses:
@@ -76,7 +91,11 @@ class StationProcesses:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.sockets = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        about = {"station": load_station(self._station).name, "folder": str(self._folder.resolve())}
+        about = {
+            "station": load_station(self._station).name,
+            "file": str(station_file(self._station).resolve()),
+            "folder": str(self._folder.resolve()),
+        }
         (self.sockets / ABOUT).write_text(json.dumps(about))
         given = ["--station", self._station, "--token", str(self._token), "--linger", str(self._linger_s)]
         sockets, folder = str(self.sockets), str(self._folder)

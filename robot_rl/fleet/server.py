@@ -1,4 +1,4 @@
-"""The web server of the fleet page: one page, its state as JSON, orders, and the connections of the hub.
+"""The web server of the fleet page: one page, its state as JSON, pictures, orders, and the hub's connections.
 
 Everything needs the token: once in the address, then in a cookie that no script reads; programs send it in a
 header. Orders need a header that no form of another page can send, and requests have to name a host that is
@@ -19,8 +19,9 @@ from typing import Any
 
 from aiohttp import web
 
-from robot_rl.core.errors import RobotRLError, StorageError
+from robot_rl.core.errors import DeviceError, RobotRLError, StorageError
 from robot_rl.fleet.hub import Hub
+from robot_rl.fleet.pictures import Pictures
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.rollout.hub_config import token_path
 from robot_rl.rollout.hub_connection import REASON
@@ -29,6 +30,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 COOKIE = "robot-rl-fleet"
 ORDER = "X-Robot-RL"
 """Header of an order."""
+AGE = "X-Robot-RL-Age"
+"""Header of a picture: how old it is, in seconds."""
 _STAY = ("/agent", "/job")
 """Where programs stay connected."""
 _SHORTEST = 16
@@ -74,7 +77,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         token: what every request has to have.
         hosts: names under which it is reached, without the port.
     """
-    state, looking, hub = FleetState(runs), asyncio.Lock(), Hub()
+    state, looking, hub, pictures = FleetState(runs), asyncio.Lock(), Hub(), Pictures()
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -110,6 +113,17 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
             seen = await asyncio.to_thread(state.look)
         return web.json_response({**seen, "nodes": hub.look()})
 
+    async def picture(request: web.Request) -> web.StreamResponse:
+        arm, camera = request.match_info["name"], request.match_info["camera"]
+        folder = await asyncio.to_thread(state.folder_of, arm, camera)
+        if folder is None:
+            raise web.HTTPNotFound(text=f"no arm {arm!r} with a camera {camera!r} is up")
+        try:
+            newest = pictures.newest(folder, camera)
+        except DeviceError as error:
+            return web.json_response({"problem": str(error)}, status=202)  # no error of the page
+        return web.Response(body=newest.jpeg, content_type="image/jpeg", headers={AGE: f"{newest.age_s:.2f}"})
+
     async def stop(request: web.Request) -> web.StreamResponse:
         return await _ordered(request, stop_arm)
 
@@ -124,12 +138,13 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     app.router.add_get("/", page)
     app.router.add_get("/{name:fleet\\.(?:js|css)}", page)
     app.router.add_get("/state", look)
+    app.router.add_get("/arms/{name}/cameras/{camera}", picture)
     app.router.add_post("/arms/{name}/stop", stop)
     app.router.add_post("/devices/{name}/clear", clear)
     app.router.add_post("/nodes/{node}/{name}/{what:stop|clear}", order)
     app.router.add_get("/agent", hub.agent)
     app.router.add_get("/job", hub.job)
-    app.on_shutdown.append(hub.close)
+    app.on_shutdown.extend([hub.close, pictures.close])
     return app
 
 

@@ -2,17 +2,21 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from robot_rl.bench.trials import command_line
+from robot_rl.config import dump
 from robot_rl.real.launch import StationProcesses
+from robot_rl.real.station import CameraConfig, load_station
 from robot_rl.sched.leases import LeaseStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -64,7 +68,7 @@ def test_a_person_sees_an_arm_and_stops_it(page: str, browser: Any, tmp_path: Pa
     from selenium.webdriver.common.by import By
 
     def text(selector: str) -> str:
-        return browser.execute_script(f"return document.querySelector({selector!r})?.innerText ?? ''")
+        return _text(browser, selector)
 
     def click(selector: str) -> None:
         browser.find_element(By.CSS_SELECTOR, selector).click()
@@ -98,11 +102,52 @@ def test_a_person_sees_an_arm_and_stops_it(page: str, browser: Any, tmp_path: Pa
         assert not browser.get_log("browser")  # neither errors nor refused content
 
 
+def test_a_person_sees_what_cameras_see_and_that_a_picture_is_old(
+    page: str, browser: Any, tmp_path: Path
+) -> None:
+    station = load_station("sim_in_process")
+    file = tmp_path / "seen.yaml"
+    file.write_text(
+        dump(replace(station, name="seen", cameras={"left": CameraConfig(), "wrist": CameraConfig()}))
+    )
+    with StationProcesses(str(file), tmp_path / "station", token=1) as processes:
+        browser.get(page)
+        until(lambda: all(_colours(browser, camera) > 50 for camera in ("left", "wrist")))
+        until(lambda: "s old" in _text(browser, "[data-camera=left] figcaption"))
+        assert not _text(browser, "figure.old")
+        until(lambda: "Hz of 100" in _text(browser, ".rate"))
+        os.kill(processes.driver_pid, signal.SIGSTOP)  # its pictures stay as they are
+        until(lambda: "left" in _text(browser, "figure.old"))
+        until(lambda: float(_text(browser, "[data-camera=left] figcaption").split()[1]) > 3)
+        os.kill(processes.driver_pid, signal.SIGCONT)
+    until(lambda: "No arm is up" in _text(browser, "#arms"))
+    refused = [line for line in browser.get_log("browser") if "404" not in line["message"]]
+    assert not refused, "neither errors nor refused content but of the arm that is gone"
+
+
+def _text(browser: Any, selector: str) -> str:
+    return browser.execute_script(f"return document.querySelector({selector!r})?.innerText ?? ''")
+
+
+def _colours(browser: Any, camera: str) -> int:
+    """Returns how many colours a picture has; an empty one has one."""
+    code = """
+    const canvas = document.querySelector(`[data-camera=${arguments[0]}] canvas`);
+    if (!canvas) return 0;
+    const options = { willReadFrequently: true };
+    const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", options);
+    copy.drawImage(canvas, 0, 0);
+    const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
+    return new Set(new Uint32Array(pixels.buffer)).size;
+    """
+    return browser.execute_script(code, camera)
+
+
 def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: Any, tmp_path: Path) -> None:
     from selenium.webdriver.common.by import By
 
     def text(selector: str) -> str:
-        return browser.execute_script(f"return document.querySelector({selector!r})?.innerText ?? ''")
+        return _text(browser, selector)
 
     state = {**os.environ, "ROBOT_RL_STATE": str(tmp_path / "lab")}
     subprocess.run(command_line("devices", "add=sim_in_process"), env=state, check=True, capture_output=True)
