@@ -3,29 +3,24 @@
     driver host --F/sensors.sock--> this program --msgpack on stdout--> server of the page
     ROS graph   --topics----------'
 
-F is the folder of the arm's sockets. The program runs while somebody looks, and ends when its standard input
-does. Cameras of the driver are visited: each visit fetches one new picture of each camera and leaves, so the
-driver's process copies a picture some times a second, on the thread that sends pictures anyway.
-Messages are [camera, stamp_ns, JPEG], and ["", 0, why] of what went wrong.
+F is the folder of the arm's sockets. It runs while somebody looks. Cameras of the driver are visited:
+each visit fetches one new picture of each camera and leaves, so the driver's process copies a picture some
+times a second, on the thread that sends pictures anyway. The names of the messages are those of cameras.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
-import select
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
 
-import msgpack
 import numpy as np
 from PIL import Image
 
-from robot_rl.core.errors import RobotRLError
+from robot_rl.fleet.feed import Output, has_ended, run
 from robot_rl.real.drivers.host import SENSORS_SOCKET
 from robot_rl.real.launch import station_at
 from robot_rl.real.link import connect
@@ -118,47 +113,15 @@ class Cameras:
             self._ros.close()
 
 
-def has_ended(seconds: float) -> bool:
-    """Waits; returns at once, and True, when the reader of this program is gone."""
-    ready, _, _ = select.select([sys.stdin], [], [], max(0.0, seconds))
-    return bool(ready)
-
-
-def own_output() -> BinaryIO:
-    """Returns standard output; what libraries print goes to standard error from now on."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return out
-
-
-def send(out: BinaryIO, *message: Any) -> None:
-    """Writes a message.
-
-    Raises:
-        BrokenPipeError: the reader is gone.
-    """
-    octets: Any = msgpack.packb(message)
-    out.write(octets)
-    out.flush()
-
-
-def main(folder: Path) -> int:
-    """Sends pictures until standard input ends; 1 if something goes wrong before."""
-    out = own_output()
-    os.nice(10)  # the arm's processes go first
-    with contextlib.suppress(BrokenPipeError):
-        try:
-            with contextlib.closing(Cameras(station_at(folder), folder)) as cameras:
-                due_s = time.monotonic()
-                while not has_ended(due_s - time.monotonic()):
-                    due_s = time.monotonic() + _PERIOD_S
-                    for message in cameras.look():
-                        send(out, *message)
-        except RobotRLError as error:
-            send(out, "", 0, str(error))
-            return 1
-    return 0
+def feed(folder: Path, out: Output) -> None:
+    """Sends pictures of the arm whose sockets are in `folder`."""
+    with contextlib.closing(Cameras(station_at(folder), folder)) as cameras:
+        due_s = time.monotonic()
+        while not has_ended(due_s - time.monotonic()):
+            due_s = time.monotonic() + _PERIOD_S
+            for message in cameras.look():
+                out.send(*message)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(run(feed))

@@ -20,8 +20,9 @@ from typing import Any
 from aiohttp import web
 
 from robot_rl.core.errors import DeviceError, RobotRLError, StorageError
+from robot_rl.fleet.feeds import CAMERAS, Feeds, NothingYetError
 from robot_rl.fleet.hub import Hub
-from robot_rl.fleet.pictures import Pictures
+from robot_rl.fleet.scenes import Scenes
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.rollout.hub_config import token_path
 from robot_rl.rollout.hub_connection import REASON
@@ -36,6 +37,8 @@ _STAY = ("/agent", "/job")
 """Where programs stay connected."""
 _SHORTEST = 16
 """Letters of a token."""
+_IDLE_S = 4.0
+"""Nobody looks at cameras whose pictures were not fetched for so long."""
 _PAGE = Path(__file__).parent / "page"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -77,7 +80,8 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         token: what every request has to have.
         hosts: names under which it is reached, without the port.
     """
-    state, looking, hub, pictures = FleetState(runs), asyncio.Lock(), Hub(), Pictures()
+    state, looking, hub = FleetState(runs), asyncio.Lock(), Hub()
+    pictures, scenes = Feeds(CAMERAS, idle_s=_IDLE_S), Scenes()
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -101,7 +105,8 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         if request.method != "GET" and ORDER not in request.headers:
             raise web.HTTPForbidden(text="orders come from the page alone")
         response = await handler(request)
-        response.headers.update(_HEADERS)
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
         return response
 
     async def page(request: web.Request) -> web.StreamResponse:
@@ -113,16 +118,26 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
             seen = await asyncio.to_thread(state.look)
         return web.json_response({**seen, "nodes": hub.look()})
 
-    async def picture(request: web.Request) -> web.StreamResponse:
-        arm, camera = request.match_info["name"], request.match_info["camera"]
+    async def arm_of(request: web.Request, camera: str | None = None) -> Path:
+        arm = request.match_info["name"]
         folder = await asyncio.to_thread(state.folder_of, arm, camera)
         if folder is None:
-            raise web.HTTPNotFound(text=f"no arm {arm!r} with a camera {camera!r} is up")
+            what = "" if camera is None else f" with a camera {camera!r}"
+            raise web.HTTPNotFound(text=f"no arm {arm!r}{what} is up")
+        return folder
+
+    async def picture(request: web.Request) -> web.StreamResponse:
+        camera = request.match_info["camera"]
+        folder = await arm_of(request, camera)
         try:
-            newest = pictures.newest(folder, camera)
-        except DeviceError as error:
-            return web.json_response({"problem": str(error)}, status=202)  # no error of the page
-        return web.Response(body=newest.jpeg, content_type="image/jpeg", headers={AGE: f"{newest.age_s:.2f}"})
+            seen = pictures.newest(folder, camera)
+        except DeviceError as error:  # no error of the page
+            why = "no picture yet" if isinstance(error, NothingYetError) else str(error)
+            return web.json_response({"problem": why}, status=202)
+        return web.Response(body=seen.content, content_type="image/jpeg", headers={AGE: f"{seen.age_s:.2f}"})
+
+    async def scene(request: web.Request) -> web.StreamResponse:
+        return await scenes.answer(request, await arm_of(request), request.match_info["path"])
 
     async def stop(request: web.Request) -> web.StreamResponse:
         return await _ordered(request, stop_arm)
@@ -136,15 +151,16 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
 
     app = web.Application(middlewares=[guarded])
     app.router.add_get("/", page)
-    app.router.add_get("/{name:fleet\\.(?:js|css)}", page)
+    app.router.add_get("/{name:fleet\\.(?:js|css)|scene\\.js}", page)
     app.router.add_get("/state", look)
     app.router.add_get("/arms/{name}/cameras/{camera}", picture)
+    app.router.add_get("/arms/{name}/scene/{path:.*}", scene)
     app.router.add_post("/arms/{name}/stop", stop)
     app.router.add_post("/devices/{name}/clear", clear)
     app.router.add_post("/nodes/{node}/{name}/{what:stop|clear}", order)
     app.router.add_get("/agent", hub.agent)
     app.router.add_get("/job", hub.job)
-    app.on_shutdown.extend([hub.close, pictures.close])
+    app.on_shutdown.extend([hub.close, pictures.close, scenes.close])
     return app
 
 

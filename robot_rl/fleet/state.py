@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from robot_rl.core.errors import ConfigError, DeviceError, RobotRLError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.real.client import ArmClient
 from robot_rl.real.inventory import specs as station_specs
-from robot_rl.real.launch import ABOUT, socket_folders, station_at
+from robot_rl.real.launch import about, socket_folders, station_at
 from robot_rl.real.link import LinkError
 from robot_rl.real.messages import Status
 from robot_rl.real.station import StationConfig
@@ -69,19 +68,22 @@ class FleetState:
             "arms": [self._arm(folder) for folder in folders],
         }
 
-    def folder_of(self, arm: str, camera: str) -> Path | None:
-        """Returns the socket folder of an arm that is up and has this camera; None if there is none."""
+    def folder_of(self, arm: str, camera: str | None = None) -> Path | None:
+        """Returns the socket folder of an arm that is up, and has this camera; None if there is none."""
         for folder in socket_folders():
             if folder.name == arm:
                 station = self._station(folder)
-                return folder if station is not None and camera in station.cameras else None
+                return (
+                    folder if station is not None and (camera is None or camera in station.cameras) else None
+                )
         return None
 
     def _arm(self, folder: Path) -> Json:
         station = self._station(folder)
         cameras = [] if station is None else list(station.cameras)
         wanted_hz = None if station is None else station.supervisor.command_hz
-        return {**_arm(folder), "cameras": cameras, "wanted_hz": wanted_hz}
+        shown = {"cameras": cameras, "has_scene": station is not None, "wanted_hz": wanted_hz}
+        return {**_arm(folder), **shown}
 
     def _station(self, folder: Path) -> StationConfig | None:
         """Returns the station of an arm that is up, as it was when it was seen first."""
@@ -162,8 +164,8 @@ def _lease(lease: Lease, store: LeaseStore) -> Json:
 
 
 def _arm(folder: Path) -> Json:
-    about = _about(folder)
-    known = {"id": folder.name, "station": about.get("station", "?"), "folder": about.get("folder", "")}
+    what = about(folder)
+    known = {"id": folder.name, "station": what.get("station", "?"), "folder": what.get("folder", "")}
     try:
         with ArmClient(folder / SUPERVISOR_SOCKET) as client:
             status, rate_hz = _watched(client)
@@ -187,13 +189,6 @@ def _watched(client: ArmClient) -> tuple[Status, float | None]:
         status = client.wait(status.stamp_ns)
     span_s = 1e-9 * (stamps_ns[-1] - stamps_ns[0])
     return status, (len(stamps_ns) - 1) / span_s if span_s else None
-
-
-def _about(folder: Path) -> Mapping[str, Any]:
-    try:
-        return json.loads((folder / ABOUT).read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def stop_arm(arm: str, by: str) -> None:

@@ -1,5 +1,6 @@
 """The fleet page in a real browser: what it shows of an arm, and its stop button with confirmation."""
 
+import io
 import os
 import shutil
 import signal
@@ -11,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from robot_rl.bench.trials import command_line
 from robot_rl.config import dump
@@ -31,7 +34,14 @@ def browser() -> Generator[Any]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,1100"):
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--window-size=1280,1100",
+        "--enable-unsafe-swiftshader",
+        "--use-angle=swiftshader",
+    ):
         options.add_argument(word)
     options.binary_location = str(shutil.which("chromium"))
     service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
@@ -57,8 +67,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
         server.terminate()
 
 
-def until(what: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
+def until(what: Callable[[], bool], limit_s: float = WAIT_S) -> None:
+    deadline_s = time.monotonic() + limit_s
     while not what():
         assert time.monotonic() < deadline_s, "nothing happened"
         time.sleep(0.1)
@@ -123,6 +133,43 @@ def test_a_person_sees_what_cameras_see_and_that_a_picture_is_old(
     until(lambda: "No arm is up" in _text(browser, "#arms"))
     refused = [line for line in browser.get_log("browser") if "404" not in line["message"]]
     assert not refused, "neither errors nor refused content but of the arm that is gone"
+
+
+def test_a_person_sees_the_scene_of_an_arm(page: str, browser: Any, tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+
+    def cube() -> tuple[float, float] | None:
+        """Returns where the red cube is in the window, in pixels."""
+        seen = np.asarray(Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")).astype(int)
+        rows, columns = np.nonzero((seen[..., 0] > 100) & (seen[..., 1:].max(axis=-1) < 60))
+        return (float(rows.mean()), float(columns.mean())) if len(rows) > 10 else None
+
+    def has_moved() -> bool:
+        now = cube()
+        return now is not None and float(np.hypot(now[0] - before[0], now[1] - before[1])) > 5.0
+
+    browser.set_window_size(500, 450)  # drawn without a GPU
+    with (
+        StationProcesses("sim_in_process", tmp_path / "station", token=1) as station,
+        station.client() as arm,
+    ):
+        browser.get(page)
+        until(lambda: "Scene" in _text(browser, ".card a"))
+        browser.find_element(By.CSS_SELECTOR, ".card a").click()
+        until(lambda: len(browser.window_handles) == 2)
+        browser.switch_to.window(browser.window_handles[1])
+        until(lambda: cube() is not None, limit_s=90.0)
+        before = cube() or (0.0, 0.0)
+        arm.control("reset", seed=5)  # puts the cube elsewhere
+        until(has_moved, limit_s=90.0)
+        assert browser.title == "MuJoCo Web Viewer"
+        assert "/scene/" in browser.current_url
+        assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+        # What runs in its page can give no orders.
+        order = "fetch(`${location.origin}/arms/x/stop`, {method: 'POST'})"
+        stops = f"return {order}.then(() => 'sent', (error) => error.name)"
+        assert browser.execute_script(stops) == "TypeError"
+        assert "Content Security Policy" in browser.get_log("browser")[-1]["message"]
 
 
 def _text(browser: Any, selector: str) -> str:

@@ -19,7 +19,7 @@ from yarl import URL
 
 from robot_rl.config import dump
 from robot_rl.core.errors import DeviceError
-from robot_rl.fleet import pictures, state
+from robot_rl.fleet import server, state
 from robot_rl.fleet.camera_feed import Cameras, jpeg
 from robot_rl.fleet.server import AGE, make_app
 from robot_rl.real.drivers.feed import SensorFeed
@@ -41,7 +41,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
     (folder / "station.yaml").write_text(dump(replace(two_joint_station(), cameras=CAMERAS)))
     (folder / ABOUT).write_text(json.dumps({"station": "bench", "file": str(folder / "station.yaml")}))
     monkeypatch.setattr(state, "socket_folders", lambda: [folder])
-    monkeypatch.setattr(pictures, "_PROGRAM", "tests.fleet.fake_cameras")
+    monkeypatch.setattr(server, "CAMERAS", "tests.fleet.fake_cameras")
     return folder
 
 
@@ -120,7 +120,7 @@ def test_a_picture_needs_the_token(arm: Path, tmp_path: Path) -> None:
 def test_the_process_that_looks_ends_when_nobody_does_and_begins_again(
     arm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "_IDLE_S", 0.4)
+    monkeypatch.setattr(server, "_IDLE_S", 0.4)
     path = f"arms/{arm.name}/cameras/front"
 
     async def use(get: Get) -> tuple[int, int]:

@@ -103,6 +103,7 @@ function arm(one) {
   if (one.reason) card.append(element("p", { text: one.reason, cls: "small" }));
   card.append(element("p", { cls: "small joints" }), element("p", { cls: "small rate" }));
   card.append(element("div", { cls: "pictures", children: one.cameras.map((camera) => picture(one, camera)) }));
+  if (one.has_scene && !one.on) card.append(element("a", { text: "Scene", href: `arms/${encodeURIComponent(one.id)}/scene/`, target: "_blank", rel: "noopener" }));
   if (one.phase !== "stopped" && one.phase !== "silent") {
     const button = element("button", { text: "Stop", cls: "danger" });
     button.onclick = () => ask(`Stop ${key(one, one.station)}? It stays stopped until somebody clears it.`, "Stop", one.on ? `nodes/${one.on}/${one.id}/stop` : `arms/${one.id}/stop`);
