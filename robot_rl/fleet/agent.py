@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _PROGRAM = "robot_rl.train.improve.at_node"
 _LOOK_S = 1.0
 """How often the hub is shown what is here."""
+_RUNS_S = 10.0
+"""How often runs are read: their files are long, and the arms of this machine need its processors."""
 _AWAY = 64
 """Turns that may be on their way to a run; it acknowledges those that it has."""
 _UNSENT = 6000
@@ -56,6 +58,8 @@ class AgentConfig:
     hub: HubConfig = field(default_factory=HubConfig)
     name: str = field(default_factory=lambda: socket.gethostname().split(".")[0])
     """Of this machine: what runs need with `needs.node`."""
+    runs: str = "runs"
+    """Folder of run folders, which the hub shows."""
 
     def __post_init__(self) -> None:
         require(self.hub.address is not None, "hub.address", None, "https://<host>:8642 of `robot-rl fleet`")
@@ -149,7 +153,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig, say: Callable[[str], None] = lambda _: None) -> None:
         self._config, self._say = config, say
-        self._state = FleetState(Path("runs"))
+        self._state = FleetState(Path(config.runs))
         self._folder = default_path().parent / "jobs"
         self._jobs = dict[str, Job]()
         self._here = set[str]()
@@ -195,7 +199,7 @@ class Agent:
     async def _serve(self, hub: Connection) -> None:
         """Talks to the hub until the connection ends."""
         self._hub = hub
-        shows = asyncio.create_task(self._show())
+        shows = [asyncio.create_task(show) for show in (self._show(), self._show_runs())]
         try:
             async for message in hub.messages():
                 try:
@@ -204,7 +208,8 @@ class Agent:
                     logger.warning("a message of the hub that is none of ours: %r", error)
         finally:
             self._hub = None
-            shows.cancel()
+            for show in shows:
+                show.cancel()
             for name in list(self._here):
                 self._leave_alone(name)
 
@@ -216,6 +221,17 @@ class Agent:
                 look = {"problems": [str(error)]}
             await self._send("", "look", look)
             await asyncio.sleep(_LOOK_S)
+
+    async def _show_runs(self) -> None:
+        """Shows the newest runs of this machine, whenever something about them has changed."""
+        shown: Any = None
+        while True:
+            with contextlib.suppress(OSError):  # a folder that goes while it is read
+                runs = await asyncio.to_thread(self._state.newest_runs)
+                if runs != shown:
+                    shown = runs
+                    await self._send("", "runs", runs)
+            await asyncio.sleep(_RUNS_S)
 
     async def _watch(self) -> None:
         """Ends jobs whose run was away for too long."""

@@ -47,6 +47,8 @@ class Node:
         """What waits to be sent to runs, by job; None ends the connection."""
         self.look: Json = {}
         """What the agent showed of its machine last."""
+        self.runs: list[Any] = []
+        """The newest runs of its machine."""
         self.heard_s = time.monotonic()
         """When it last sent anything."""
         self.answers = dict[int, asyncio.Future[str]]()
@@ -75,7 +77,13 @@ class Hub:
         """Returns what is known of each machine, by name; ready for `json.dumps`."""
         now_s = time.monotonic()
         return [
-            {**node.look, "name": name, "silent_s": now_s - node.heard_s, "jobs": sorted(node.jobs)}
+            {
+                **node.look,
+                "runs": node.runs,
+                "name": name,
+                "silent_s": now_s - node.heard_s,
+                "jobs": sorted(node.jobs),
+            }
             for name, node in sorted(self.nodes.items())
         ]
 
@@ -133,6 +141,8 @@ class Hub:
     def _from_agent(self, node: Node, job: Any, kind: Any, body: Any) -> None:
         if kind == "look":
             node.look = cast("Json", body) if isinstance(body, dict) else {}
+        elif kind == "runs":
+            node.runs = cast("list[Any]", body) if isinstance(body, list) else []
         elif kind == "done":
             if (answer := node.answers.get(body["number"])) is not None and not answer.done():
                 answer.set_result(str(body["refusal"]))

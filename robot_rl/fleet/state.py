@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from robot_rl.worlds.inventory import specs as world_specs
 Json = dict[str, Any]
 _RUNS = 12
 """Newest runs that are shown."""
+_POINTS = 50
+"""Most points of a curve: it is drawn 8 letters wide, and sent over networks."""
 _SILENT_S = 120.0
 """A run that has no summary and has written nothing for so long has stopped."""
 _RATE_CYCLES, _RATE_S = 12, 0.15
@@ -44,7 +47,7 @@ class FleetState:
 
     def look(self) -> Json:
         """Returns all of it, ready for `json.dumps`; times are seconds since 1970."""
-        return {**self.machine(), "runs": self._newest()}
+        return {**self.machine(), "runs": self.newest_runs()}
 
     def machine(self) -> Json:
         """Returns devices, who has them and waits for them, and arms that are up."""
@@ -70,13 +73,11 @@ class FleetState:
 
     def folder_of(self, arm: str, camera: str | None = None) -> Path | None:
         """Returns the socket folder of an arm that is up, and has this camera; None if there is none."""
-        for folder in socket_folders():
-            if folder.name == arm:
-                station = self._station(folder)
-                return (
-                    folder if station is not None and (camera is None or camera in station.cameras) else None
-                )
-        return None
+        folder = next((one for one in socket_folders() if one.name == arm), None)
+        if folder is None or camera is None:
+            return folder
+        station = self._station(folder)
+        return folder if station is not None and camera in station.cameras else None
 
     def _arm(self, folder: Path) -> Json:
         station = self._station(folder)
@@ -95,7 +96,7 @@ class FleetState:
                 return None
         return station
 
-    def _newest(self) -> list[Json]:
+    def newest_runs(self) -> list[Json]:
         """Returns the runs that wrote last, the newest first."""
         files = sorted(self._runs.glob(f"*/{FILE_NAME}"), key=_written_s, reverse=True)[:_RUNS]
         found = list[Json]()
@@ -112,6 +113,7 @@ class FleetState:
             self._read[folder] = stamps, load_run(folder)
         record = self._read[folder][1]
         steps, outcomes = record.evaluations()
+        curve = [[float(at), one.share] for at, one in zip(steps, outcomes, strict=True)]
         is_running = time.time() - stamps[0] < _SILENT_S
         last = record.rows[-1] if record.rows else {}
         return {
@@ -122,10 +124,16 @@ class FleetState:
             "phase": last.get("phase"),
             "env_steps": last.get("step", 0),
             "written_s": stamps[0],
-            "curve": [[float(at), one.share] for at, one in zip(steps, outcomes, strict=True)],
+            "curve": _thinned(curve),
             "base": record.summary.get("base_success"),
             "final": record.summary.get("final_success"),
         }
+
+
+def _thinned(curve: list[list[float]]) -> list[list[float]]:
+    """Returns at most `_POINTS` points of a curve, the last one among them."""
+    every = max(1, math.ceil(len(curve) / _POINTS))
+    return curve[::every][:-1] + curve[-1:]
 
 
 def _devices(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseStore) -> list[Json]:

@@ -200,13 +200,20 @@ def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: An
     subprocess.run(command_line("devices", "add=sim_in_process"), env=state, check=True, capture_output=True)
     stops = LeaseStore(tmp_path / "lab" / "leases.db")
     stops.stop("arm-sim_in_process", "a protective stop", "deploy")
+    folder = tmp_path / "lab runs" / "20261128-101500-tiny-seed0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 12345, "updates": 1, "phase": "bc", "wall_s": 1.0}\n')
     hub = [f"hub.address={page.split('/?')[0]}", f"hub.token_file={tmp_path / 'state' / 'fleet.token'}"]
-    with subprocess.Popen(command_line("agent", "name=lab", *hub), env=state) as joined:
+    with subprocess.Popen(
+        command_line("agent", "name=lab", f"runs={folder.parent}", *hub), env=state
+    ) as joined:
         browser.get(page)
         until(lambda: "1 other machine" in text("#totals"))
         row = '[data-device="arm-sim_in_process on lab"]'
         until(lambda: "a protective stop" in text(row))
         assert text(row).rstrip().endswith("lab")
+        until(lambda: "12,345" in text('[data-run="20261128-101500-tiny-seed0 on lab"]'))
+        assert text("#runs tbody tr:first-child").split("\t")[1] == "lab", "the newest is first"
         browser.find_element(By.CSS_SELECTOR, f"{row} button").click()
         until(lambda: "Clear arm-sim_in_process on lab?" in text("#confirm"))
         browser.find_element(By.ID, "by").send_keys("ann")

@@ -132,16 +132,17 @@ function device(one) {
 }
 
 function run(one) {
-  if (one.state === "unreadable") return element("tr", { children: [cell(one.name), cell(one.problem, "bad small")] });
+  const where = cell(one.on || "-");
+  if (one.state === "unreadable") return element("tr", { "data-run": key(one, one.name), children: [cell(one.name), where, element("td", { text: one.problem, cls: "bad small", colspan: "6" })] });
   const cls = { running: "ok", stopped: "warn" }[one.state];
   const state = one.state === "finished" ? "finished" : `${one.state}, wrote at ${at(one.written_s)}`;
   const seen = one.curve.length ? one.curve[one.curve.length - 1][1] : one.base;
   const drawn = element("td");
   drawn.append(curve(one.curve));
   return element("tr", {
-    "data-run": one.name,
+    "data-run": key(one, one.name),
     children: [
-      cell(one.name), cell(one.task || "-"), cell(state, cls), cell(one.phase || "-"),
+      cell(one.name), where, cell(one.task || "-"), cell(state, cls), cell(one.phase || "-"),
       cell(one.env_steps.toLocaleString("en")), cell(percent(one.final ?? seen)), drawn,
     ],
   });
@@ -168,8 +169,9 @@ function draw(state) {
   rows("devices", devices, device, "none");
   const waiting = everywhere("waiting");
   rows("waiting", waiting, (one) => element("tr", { children: [cell(key(one, one.device)), cell(one.priority), cell(one.who)] }), "nobody waits");
-  rows("runs", state.runs, run, "no runs yet");
-  const running = state.runs.filter((one) => one.state === "running").length;
+  const runs = everywhere("runs").sort((one, other) => (other.written_s || 0) - (one.written_s || 0));
+  rows("runs", runs, run, "no runs yet");
+  const running = runs.filter((one) => one.state === "running").length;
   $("totals").textContent = `${count(devices.length, "device")}, ${count(arms.length, "arm")} up, ${count(running, "run")}, ${waiting.length} waiting, ${count(state.nodes.length, "other machine")}`;
   $("totals").className = "";
   $("problems").textContent = [...silent, ...[state, ...state.nodes].flatMap((at) => at.problems || [])].join("; ");
