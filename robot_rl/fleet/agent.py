@@ -27,6 +27,7 @@ from typing import Any
 from robot_rl.core.errors import DeviceError, RobotRLError, require
 from robot_rl.core.files import replace_file
 from robot_rl.core.lock import HeldError, ProcessLock
+from robot_rl.fleet.feeds import CAMERA_IDLE_S, CAMERAS, Feeds
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.real.remote import back_off
 from robot_rl.rollout.hub_config import HubConfig
@@ -165,6 +166,7 @@ class Agent:
         self._changing = defaultdict[str, asyncio.Lock](asyncio.Lock)
         """One change of a job at a time, in the order of messages: an arm may take long to come to rest."""
         self._tasks = set[asyncio.Task[None]]()
+        self._pictures = Feeds(CAMERAS, idle_s=CAMERA_IDLE_S)
 
     async def run(self) -> None:
         """Serves until it is cancelled; then all jobs bring their arms to rest.
@@ -194,7 +196,7 @@ class Agent:
                 await asyncio.sleep(pause_s)
         finally:
             watch.cancel()
-            await asyncio.gather(*(job.ended() for job in self._jobs.values()))
+            await asyncio.gather(self._pictures.close(), *(job.ended() for job in self._jobs.values()))
 
     async def _serve(self, hub: Connection) -> None:
         """Talks to the hub until the connection ends."""
@@ -253,6 +255,9 @@ class Agent:
         if kind in ("stop", "clear"):
             self._do(self._carry_out(kind, int(body["number"]), str(body["device"]), str(body["by"])))
             return
+        if kind == "picture":
+            self._do(self._look(int(body["number"]), str(body["device"]), str(body["camera"])))
+            return
         if NAME.fullmatch(name) is None:
             raise ValueError(f"a job named {name!r}")
         if kind == "begin":
@@ -298,6 +303,20 @@ class Agent:
         except RobotRLError as error:
             refusal = str(error)
         await self._send("", "done", {"number": number, "refusal": refusal})
+
+    async def _look(self, number: int, device: str, camera: str) -> None:
+        """Answers a request for a picture."""
+        answer: dict[str, Any] = {"number": number, "refusal": ""}
+        folder = await asyncio.to_thread(self._state.folder_of, device, camera)
+        if folder is None:
+            answer["refusal"] = f"no arm {device!r} with a camera {camera!r} is up"
+        else:
+            try:
+                seen = self._pictures.newest(folder, camera)
+                answer |= {"jpeg": seen.content, "age_s": seen.age_s}
+            except DeviceError as error:
+                answer["refusal"] = str(error)
+        await self._send("", "done", answer)
 
     async def _begin(self, name: str, alone_s: float, has: int | None) -> None:
         """Goes on with a job from the turn that its run has, or asks for what it needs to begin."""

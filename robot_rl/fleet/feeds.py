@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from aiohttp import web
 
 from robot_rl.core.errors import DeviceError
 
 CAMERAS = "robot_rl.fleet.camera_feed"
+CAMERA_IDLE_S = 4.0
+"""Nobody looks at cameras whose pictures were not fetched for so long."""
 SCENE = "robot_rl.fleet.scene_feed"
 _AGAIN_S = 5.0
 """From the end of a process that failed to its next start."""
@@ -140,8 +141,8 @@ class Feeds:
         if (feed := self._feeds.get(folder.name)) is not None:
             feed.asked_s = time.monotonic()
 
-    async def close(self, _: web.Application) -> None:
-        """Ends all processes, at the end of the server."""
+    async def close(self, _: object = None) -> None:
+        """Ends all processes, at the end of the server or the agent."""
         await asyncio.gather(*(feed.end() for feed in self._feeds.values()))
 
     def _forget(self, arm: str) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 
 from aiohttp import web
 
-from robot_rl.core.errors import DeviceError, RobotRLError, StorageError
-from robot_rl.fleet.feeds import CAMERAS, Feeds, NothingYetError
+from robot_rl.core.errors import ConfigError, DeviceError, RobotRLError, StorageError
+from robot_rl.fleet.feeds import CAMERA_IDLE_S, CAMERAS, Feeds
 from robot_rl.fleet.hub import Hub
 from robot_rl.fleet.scenes import Scenes
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
@@ -37,8 +37,6 @@ _STAY = ("/agent", "/job")
 """Where programs stay connected."""
 _SHORTEST = 16
 """Letters of a token."""
-_IDLE_S = 4.0
-"""Nobody looks at cameras whose pictures were not fetched for so long."""
 _PAGE = Path(__file__).parent / "page"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -81,7 +79,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         hosts: names under which it is reached, without the port.
     """
     state, looking, hub = FleetState(runs), asyncio.Lock(), Hub()
-    pictures, scenes = Feeds(CAMERAS, idle_s=_IDLE_S), Scenes()
+    pictures, scenes = Feeds(CAMERAS, idle_s=CAMERA_IDLE_S), Scenes()
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -131,10 +129,18 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         folder = await arm_of(request, camera)
         try:
             seen = pictures.newest(folder, camera)
-        except DeviceError as error:  # no error of the page
-            why = "no picture yet" if isinstance(error, NothingYetError) else str(error)
-            return web.json_response({"problem": why}, status=202)
-        return web.Response(body=seen.content, content_type="image/jpeg", headers={AGE: f"{seen.age_s:.2f}"})
+        except DeviceError as error:
+            return _without_picture(error)
+        return _picture(seen.content, seen.age_s)
+
+    async def picture_there(request: web.Request) -> web.StreamResponse:
+        try:
+            seen = await hub.picture(*(request.match_info[key] for key in ("node", "name", "camera")))
+        except ConfigError as error:
+            raise web.HTTPNotFound(text=str(error)) from None
+        except DeviceError as error:
+            return _without_picture(error)
+        return _picture(*seen)
 
     async def scene(request: web.Request) -> web.StreamResponse:
         return await scenes.answer(request, await arm_of(request), request.match_info["path"])
@@ -154,6 +160,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     app.router.add_get("/{name:fleet\\.(?:js|css)|scene\\.js}", page)
     app.router.add_get("/state", look)
     app.router.add_get("/arms/{name}/cameras/{camera}", picture)
+    app.router.add_get("/nodes/{node}/{name}/cameras/{camera}", picture_there)
     app.router.add_get("/arms/{name}/scene/{path:.*}", scene)
     app.router.add_post("/arms/{name}/stop", stop)
     app.router.add_post("/devices/{name}/clear", clear)
@@ -162,6 +169,15 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     app.router.add_get("/job", hub.job)
     app.on_shutdown.extend([hub.close, pictures.close, scenes.close])
     return app
+
+
+def _picture(jpeg: bytes, age_s: float) -> web.Response:
+    return web.Response(body=jpeg, content_type="image/jpeg", headers={AGE: f"{age_s:.2f}"})
+
+
+def _without_picture(error: DeviceError) -> web.Response:
+    """Returns why there is no picture: no error of the page."""
+    return web.json_response({"problem": str(error)}, status=202)
 
 
 async def _ordered(request: web.Request, order: Callable[[str, str], None]) -> web.StreamResponse:

@@ -120,16 +120,27 @@ def test_a_person_sees_what_cameras_see_and_that_a_picture_is_old(
     file.write_text(
         dump(replace(station, name="seen", cameras={"left": CameraConfig(), "wrist": CameraConfig()}))
     )
-    with StationProcesses(str(file), tmp_path / "station", token=1) as processes:
+    hub = [f"hub.address={page.split('/?')[0]}", f"hub.token_file={tmp_path / 'state' / 'fleet.token'}"]
+    here, there = '[data-arm^="robot-rl-"]:not([data-arm$="on lab"])', '[data-arm$="on lab"]'
+    with (
+        StationProcesses(str(file), tmp_path / "station", token=1) as processes,
+        subprocess.Popen(command_line("agent", "name=lab", *hub)) as joined,
+    ):
         browser.get(page)
-        until(lambda: all(_colours(browser, camera) > 50 for camera in ("left", "wrist")))
-        until(lambda: "s old" in _text(browser, "[data-camera=left] figcaption"))
+        for card in (here, there):  # the same arm, and by way of an agent
+            for camera in ("left", "wrist"):
+                figure = f"{card} [data-camera={camera}]"
+                until(lambda figure=figure: _colours(browser, f"{figure} canvas") > 50)
+                until(lambda figure=figure: "s old" in _text(browser, f"{figure} figcaption"))
         assert not _text(browser, "figure.old")
         until(lambda: "Hz of 100" in _text(browser, ".rate"))
         os.kill(processes.driver_pid, signal.SIGSTOP)  # its pictures stay as they are
-        until(lambda: "left" in _text(browser, "figure.old"))
-        until(lambda: float(_text(browser, "[data-camera=left] figcaption").split()[1]) > 3)
+        for card in (here, there):
+            until(lambda card=card: "left" in _text(browser, f"{card} figure.old"))
+            caption = f"{card} [data-camera=left] figcaption"
+            until(lambda caption=caption: float(_text(browser, caption).split()[1]) > 3)
         os.kill(processes.driver_pid, signal.SIGCONT)
+        joined.terminate()
     until(lambda: "No arm is up" in _text(browser, "#arms"))
     refused = [line for line in browser.get_log("browser") if "404" not in line["message"]]
     assert not refused, "neither errors nor refused content but of the arm that is gone"
@@ -176,10 +187,10 @@ def _text(browser: Any, selector: str) -> str:
     return browser.execute_script(f"return document.querySelector({selector!r})?.innerText ?? ''")
 
 
-def _colours(browser: Any, camera: str) -> int:
+def _colours(browser: Any, selector: str) -> int:
     """Returns how many colours a picture has; an empty one has one."""
     code = """
-    const canvas = document.querySelector(`[data-camera=${arguments[0]}] canvas`);
+    const canvas = document.querySelector(arguments[0]);
     if (!canvas) return 0;
     const options = { willReadFrequently: true };
     const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", options);
@@ -187,7 +198,7 @@ def _colours(browser: Any, camera: str) -> int:
     const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
     return new Set(new Uint32Array(pixels.buffer)).size;
     """
-    return browser.execute_script(code, camera)
+    return browser.execute_script(code, selector)
 
 
 def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: Any, tmp_path: Path) -> None:

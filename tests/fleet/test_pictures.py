@@ -69,9 +69,9 @@ def served(runs: Path, use: Callable[[Get], Awaitable[Any]], *, token: str = "se
 
 
 async def first(get: Get, path: str) -> tuple[int, str, Any]:
-    """Returns the first answer that is not `no picture yet`."""
+    """Returns the first answer that is not `nothing yet`."""
     async with asyncio.timeout(20.0):
-        while (answer := await get(path))[2] == {"problem": "no picture yet"}:
+        while (answer := await get(path))[2] == {"problem": "nothing yet"}:
             await asyncio.sleep(0.05)
     return answer
 
@@ -120,7 +120,7 @@ def test_a_picture_needs_the_token(arm: Path, tmp_path: Path) -> None:
 def test_the_process_that_looks_ends_when_nobody_does_and_begins_again(
     arm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_IDLE_S", 0.4)
+    monkeypatch.setattr(server, "CAMERA_IDLE_S", 0.4)
     path = f"arms/{arm.name}/cameras/front"
 
     async def use(get: Get) -> tuple[int, int]:

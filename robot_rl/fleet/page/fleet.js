@@ -55,7 +55,7 @@ function curve(points) {
 const pictures = new Map();
 
 function picture(one, camera) {
-  const path = `arms/${encodeURIComponent(one.id)}/cameras/${encodeURIComponent(camera)}`;
+  const path = `${one.on ? `nodes/${one.on}` : "arms"}/${encodeURIComponent(one.id)}/cameras/${encodeURIComponent(camera)}`;
   if (!pictures.has(path)) {
     const canvas = element("canvas", { role: "img", "aria-label": `picture of ${camera}`, width: "320", height: "240" });
     const made = element("figure", { "data-camera": camera, children: [canvas, element("figcaption", { cls: "small", text: camera })] });
@@ -157,7 +157,7 @@ function draw(state) {
   const silent = state.nodes.filter((at) => at.silent_s > 4).map((at) => `${at.name} says nothing: what is shown of it is old`);
   const everywhere = (what) => [state, ...state.nodes].flatMap((at) => (at[what] || []).map((one) => ({ ...one, on: at.name || "" })));
   const placed = everywhere("arms");
-  const arms = placed.map(({ position_rad, rate_hz, ...still }) => ({ ...still, cameras: still.on ? [] : still.cameras }));
+  const arms = placed.map(({ position_rad, rate_hz, ...still }) => still);
   show($("arms"), arms, arm, () => element("p", { text: "No arm is up.", cls: "empty" }));
   for (const one of placed) {
     const card = document.querySelector(`[data-arm="${CSS.escape(key(one))}"]`);
