@@ -19,8 +19,8 @@ import msgpack
 
 from robot_rl.core.errors import RobotRLError
 
-_NICE = 10
-"""The processes of the arm go first."""
+_NICE = 19
+"""All others go first: those of the arm, above all."""
 
 
 class Output:

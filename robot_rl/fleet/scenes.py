@@ -148,8 +148,11 @@ def _policy(page: bytes, origin: URL, prefix: str) -> str:
     hashes = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts]
     inline = " ".join(f"'sha256-{each}'" for each in hashes)
     ours = f"{origin}{prefix}"
+    own = f"{ours} {ours.replace('http', 'ws', 1)}"
+    if ":" in (origin.host or ""):  # policies cannot name an IPv6 address
+        own = "'self'"
     return (
         f"default-src 'none'; script-src 'self' 'unsafe-eval' {inline}; style-src 'unsafe-inline'; "
-        f"img-src 'self'; connect-src {ours} {ours.replace('http', 'ws', 1)}; "
+        f"img-src 'self'; connect-src {own}; "
         "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
     )

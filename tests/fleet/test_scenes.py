@@ -18,6 +18,7 @@ from yarl import URL
 from robot_rl.config import dump
 from robot_rl.fleet import scenes, state
 from robot_rl.fleet.scene_feed import Scene
+from robot_rl.fleet.scenes import _policy
 from robot_rl.fleet.server import make_app
 from robot_rl.hal.arm import ArmState
 from robot_rl.real.launch import ABOUT
@@ -76,6 +77,12 @@ def test_files_of_a_viewer_come_with_a_policy_that_allows_no_orders(arm: Path, t
     assert of_file["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; ")
     assert of_file["Cross-Origin-Opener-Policy"] == "same-origin"
     assert "Access-Control-Allow-Origin" not in of_file, "other pages read no models"
+
+
+def test_a_policy_names_the_viewer_alone_where_it_can() -> None:
+    named = _policy(b"", URL("https://hub.lab:8642"), "/arms/x/scene/")
+    assert "connect-src https://hub.lab:8642/arms/x/scene/ wss://hub.lab:8642/arms/x/scene/;" in named
+    assert "connect-src 'self';" in _policy(b"", URL("http://[::1]:8642"), "/arms/x/scene/")
 
 
 def test_streams_pass_both_ways_and_end_as_the_viewer_ends_them(arm: Path, tmp_path: Path) -> None:
