@@ -15,16 +15,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, cast
 
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.client import ArmClient
 from robot_rl.real.drivers.host import DRIVER_SOCKET
-from robot_rl.real.station import load_station
+from robot_rl.real.station import StationConfig, load_station, station_file
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 
 ABOUT = "about.json"
-"""In the folder of the sockets: which station it is, and where its logs are."""
+"""In the folder of the sockets: which station it is, its file, its task, and where its logs are."""
 LINGER_S = 10.0
 """How long both live on without a client: the process that started them is gone then."""
 _PREFIX = "robot-rl-"
@@ -34,12 +34,35 @@ _POLL_S = 0.02
 
 
 def socket_folders() -> list[Path]:
-    """Returns the socket folders of the supervisors of this machine, the newest first."""
+    """Returns the socket folders of this user's supervisors on this machine, the newest first."""
     written = list[tuple[float, Path]]()
     for socket in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{SUPERVISOR_SOCKET}"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            written.append((socket.stat().st_mtime, socket.parent))
+            if socket.parent.stat().st_uid == os.getuid():  # all users may make folders there
+                written.append((socket.stat().st_mtime, socket.parent))
     return [folder for _, folder in sorted(written, reverse=True)]
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """Returns what is known of the arm whose sockets are in a folder: nothing if it does not say."""
+    try:
+        known = json.loads((folder / ABOUT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return cast("dict[str, Any]", known) if isinstance(known, dict) else {}
+
+
+def station_at(folder: Path) -> StationConfig:
+    """Returns the station whose sockets are in a folder.
+
+    Raises:
+        DeviceError: the folder does not say which one.
+        ConfigError: its file is gone, or was changed to one with a mistake.
+    """
+    file = about(folder).get("file")
+    if not isinstance(file, str):
+        raise DeviceError(f"{folder / ABOUT}: does not say which station this is.")
+    return load_station(file)
 
 
 class StationProcesses:
@@ -57,6 +80,7 @@ class StationProcesses:
         token: int = 0,
         linger_s: float = LINGER_S,
         timeout_s: float = 30.0,
+        task: str | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -66,9 +90,10 @@ class StationProcesses:
             token: of the arm's lease; 0 without one.
             linger_s: how long both live on without a client.
             timeout_s: longest start of each.
+            task: what the arm is to do, for those who look; None where nobody knows.
         """
         self._station, self._folder, self._token = station, folder, token
-        self._linger_s, self._timeout_s = linger_s, timeout_s
+        self._linger_s, self._timeout_s, self._task = linger_s, timeout_s, task
         self._processes: list[subprocess.Popen[bytes]] = []
         self.sockets = Path()
         """Folder of driver.sock, sensors.sock and supervisor.sock; short, as unix sockets need."""
@@ -76,8 +101,13 @@ class StationProcesses:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.sockets = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        about = {"station": load_station(self._station).name, "folder": str(self._folder.resolve())}
-        (self.sockets / ABOUT).write_text(json.dumps(about))
+        known = {
+            "station": load_station(self._station).name,
+            "file": str(station_file(self._station).resolve()),
+            "task": self._task,
+            "folder": str(self._folder.resolve()),
+        }
+        (self.sockets / ABOUT).write_text(json.dumps(known))
         given = ["--station", self._station, "--token", str(self._token), "--linger", str(self._linger_s)]
         sockets, folder = str(self.sockets), str(self._folder)
         supervised = [*given, "--sockets", sockets, "--folder", folder]

@@ -17,7 +17,7 @@ from robot_rl.real.messages import Command, Frame, Plan
 from robot_rl.real.plant import Plant
 from robot_rl.real.station import StationConfig
 
-_TASK = "pick_cube"
+TASK = "pick_cube"
 """The scene where neither the station file nor a policy names one."""
 _LATEST_S = 0.1
 """A thread that was away for longer loses the rest of that time: an arm must not catch up in a jump."""
@@ -138,7 +138,7 @@ class SimArm:
     def _registered(self) -> Plant:
         config = self._config
         plant = resolve("plant", config.plant, at="station.sim.plant")
-        return plant(config.task or _TASK, config.robot, image_size=config.image_size)
+        return plant(config.task or TASK, config.robot, image_size=config.image_size)
 
     def _body(self) -> Plant:
         if self._plant is None:

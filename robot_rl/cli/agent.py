@@ -14,11 +14,11 @@ SUMMARY = "join this machine and its arms to the fleet of a hub"
 
 _HELP = """\
 Usage: robot-rl agent hub.address=https://<host>:8642 [name=<this machine>] [hub.token_file=<file>]
-                      [hub.ca=<file>]
+                      [hub.ca=<file>] [runs=runs]
 
 Connects this machine to the hub that `robot-rl fleet` serves on another one, and keeps the connection: it is
 opened from here, so a machine behind a router needs no open port. The fleet page then shows the devices of
-this machine, with buttons that stop its arms, and runs elsewhere can learn on them:
+this machine, with buttons that stop its arms, and its newest runs, and runs elsewhere can learn on its arms:
 
   robot-rl train recipe=online human.input=none station=any needs.node=<this machine> \\
       hub.address=https://<host>:8642
@@ -29,6 +29,7 @@ run or the hub is out of reach the arm acts on for hub.alone_s (60) seconds, the
 others. Ctrl-C brings the arms to rest, then leaves.
 
 hub.token_file=  holds the hub's token: copy fleet.token of the machine where `robot-rl fleet` runs.
+runs=            folder of the run folders of this machine.
 hub.ca=          the authority that signed the hub's certificate (PEM), if this system does not know it.
 
 An agent is no safety device: each arm still needs an e-stop button.

@@ -14,9 +14,10 @@ SUMMARY = "a web page of devices, their holders, arms with stop buttons, and run
 _HELP = """\
 Usage: robot-rl fleet [port=8642] [runs=runs] [host=127.0.0.1 cert=<file> key=<file>]
 
-Serves a page of this machine: devices and who holds them, who waits, arms that are up with a button that
-stops each, devices that stopped with a button that clears them, and the newest runs with their curves. It
-prints the address to open, with the token that the page needs; the token is this user's and stays.
+Serves a page of this machine: devices and who holds them, who waits, arms that are up with their cameras,
+their scene and a button that stops each, devices that stopped with a button that clears them, and the newest
+runs with their curves. It prints the address to open, with the token that the page needs; the token is this
+user's and stays.
 
 It is the hub of a fleet, too: machines that `robot-rl agent` joins to it are on the page, and runs reach
 their arms through it.

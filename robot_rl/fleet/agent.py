@@ -27,6 +27,7 @@ from typing import Any
 from robot_rl.core.errors import DeviceError, RobotRLError, require
 from robot_rl.core.files import replace_file
 from robot_rl.core.lock import HeldError, ProcessLock
+from robot_rl.fleet.feeds import CAMERA_IDLE_S, CAMERAS, Feeds
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.real.remote import back_off
 from robot_rl.rollout.hub_config import HubConfig
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 _PROGRAM = "robot_rl.train.improve.at_node"
 _LOOK_S = 1.0
 """How often the hub is shown what is here."""
+_RUNS_S = 10.0
+"""How often runs are read: their files are long, and the arms of this machine need its processors."""
 _AWAY = 64
 """Turns that may be on their way to a run; it acknowledges those that it has."""
 _UNSENT = 6000
@@ -56,6 +59,8 @@ class AgentConfig:
     hub: HubConfig = field(default_factory=HubConfig)
     name: str = field(default_factory=lambda: socket.gethostname().split(".")[0])
     """Of this machine: what runs need with `needs.node`."""
+    runs: str = "runs"
+    """Folder of run folders, which the hub shows."""
 
     def __post_init__(self) -> None:
         require(self.hub.address is not None, "hub.address", None, "https://<host>:8642 of `robot-rl fleet`")
@@ -149,7 +154,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig, say: Callable[[str], None] = lambda _: None) -> None:
         self._config, self._say = config, say
-        self._state = FleetState(Path("runs"))
+        self._state = FleetState(Path(config.runs))
         self._folder = default_path().parent / "jobs"
         self._jobs = dict[str, Job]()
         self._here = set[str]()
@@ -161,6 +166,7 @@ class Agent:
         self._changing = defaultdict[str, asyncio.Lock](asyncio.Lock)
         """One change of a job at a time, in the order of messages: an arm may take long to come to rest."""
         self._tasks = set[asyncio.Task[None]]()
+        self._pictures = Feeds(CAMERAS, idle_s=CAMERA_IDLE_S)
 
     async def run(self) -> None:
         """Serves until it is cancelled; then all jobs bring their arms to rest.
@@ -190,12 +196,12 @@ class Agent:
                 await asyncio.sleep(pause_s)
         finally:
             watch.cancel()
-            await asyncio.gather(*(job.ended() for job in self._jobs.values()))
+            await asyncio.gather(self._pictures.close(), *(job.ended() for job in self._jobs.values()))
 
     async def _serve(self, hub: Connection) -> None:
         """Talks to the hub until the connection ends."""
         self._hub = hub
-        shows = asyncio.create_task(self._show())
+        shows = [asyncio.create_task(show) for show in (self._show(), self._show_runs())]
         try:
             async for message in hub.messages():
                 try:
@@ -204,7 +210,8 @@ class Agent:
                     logger.warning("a message of the hub that is none of ours: %r", error)
         finally:
             self._hub = None
-            shows.cancel()
+            for show in shows:
+                show.cancel()
             for name in list(self._here):
                 self._leave_alone(name)
 
@@ -216,6 +223,17 @@ class Agent:
                 look = {"problems": [str(error)]}
             await self._send("", "look", look)
             await asyncio.sleep(_LOOK_S)
+
+    async def _show_runs(self) -> None:
+        """Shows the newest runs of this machine, whenever something about them has changed."""
+        shown: Any = None
+        while True:
+            with contextlib.suppress(OSError):  # a folder that goes while it is read
+                runs = await asyncio.to_thread(self._state.newest_runs)
+                if runs != shown:
+                    shown = runs
+                    await self._send("", "runs", runs)
+            await asyncio.sleep(_RUNS_S)
 
     async def _watch(self) -> None:
         """Ends jobs whose run was away for too long."""
@@ -236,6 +254,9 @@ class Agent:
         """Begins what a message asks for; what belongs to one job is done in order."""
         if kind in ("stop", "clear"):
             self._do(self._carry_out(kind, int(body["number"]), str(body["device"]), str(body["by"])))
+            return
+        if kind == "picture":
+            self._do(self._look(int(body["number"]), str(body["device"]), str(body["camera"])))
             return
         if NAME.fullmatch(name) is None:
             raise ValueError(f"a job named {name!r}")
@@ -282,6 +303,20 @@ class Agent:
         except RobotRLError as error:
             refusal = str(error)
         await self._send("", "done", {"number": number, "refusal": refusal})
+
+    async def _look(self, number: int, device: str, camera: str) -> None:
+        """Answers a request for a picture."""
+        answer: dict[str, Any] = {"number": number, "refusal": ""}
+        folder = await asyncio.to_thread(self._state.folder_of, device, camera)
+        if folder is None:
+            answer["refusal"] = f"no arm {device!r} with a camera {camera!r} is up"
+        else:
+            try:
+                seen = self._pictures.newest(folder, camera)
+                answer |= {"jpeg": seen.content, "age_s": seen.age_s}
+            except DeviceError as error:
+                answer["refusal"] = str(error)
+        await self._send("", "done", answer)
 
     async def _begin(self, name: str, alone_s: float, has: int | None) -> None:
         """Goes on with a job from the turn that its run has, or asks for what it needs to begin."""

@@ -47,9 +47,12 @@ class Node:
         """What waits to be sent to runs, by job; None ends the connection."""
         self.look: Json = {}
         """What the agent showed of its machine last."""
+        self.runs: list[Any] = []
+        """The newest runs of its machine."""
         self.heard_s = time.monotonic()
         """When it last sent anything."""
-        self.answers = dict[int, asyncio.Future[str]]()
+        self.answers = dict[int, asyncio.Future[Json]]()
+        """To what was asked, by number."""
 
     def pass_on(self, job: str, message: list[Any] | None) -> None:
         """Sends a message to a run in its turn; one run that is slow delays nobody else."""
@@ -75,7 +78,13 @@ class Hub:
         """Returns what is known of each machine, by name; ready for `json.dumps`."""
         now_s = time.monotonic()
         return [
-            {**node.look, "name": name, "silent_s": now_s - node.heard_s, "jobs": sorted(node.jobs)}
+            {
+                **node.look,
+                "runs": node.runs,
+                "name": name,
+                "silent_s": now_s - node.heard_s,
+                "jobs": sorted(node.jobs),
+            }
             for name, node in sorted(self.nodes.items())
         ]
 
@@ -92,6 +101,26 @@ class Hub:
             ConfigError: there is no such machine.
             DeviceError: the order was refused, or is not known to be done.
         """
+        await self._ask(node, what, {"device": device, "by": by})
+
+    async def picture(self, node: str, device: str, camera: str) -> tuple[bytes, float]:
+        """Returns the newest picture of a camera of an arm, as JPEG, and its largest possible age in seconds.
+
+        Raises:
+            ConfigError: there is no such machine.
+            DeviceError: there is no picture; the message says why.
+        """
+        asked_s = time.monotonic()
+        answer = await self._ask(node, "picture", {"device": device, "camera": camera})
+        return bytes(answer["jpeg"]), float(answer["age_s"]) + time.monotonic() - asked_s
+
+    async def _ask(self, node: str, what: str, body: Json) -> Json:
+        """Has an agent do something, and returns its answer.
+
+        Raises:
+            ConfigError: there is no such machine.
+            DeviceError: it is refused, or there is no answer.
+        """
         if node not in self.nodes:
             there = ", ".join(sorted(self.nodes)) or "none is here"
             raise ConfigError(f"node: got {node!r}, allowed: {there}")
@@ -99,15 +128,16 @@ class Hub:
         at.answers[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(_ANSWER_S):
-                await at.connection.send("", what, {"number": number, "device": device, "by": by})
-                refusal = await at.answers[number]
+                await at.connection.send("", what, {"number": number, **body})
+                answer = await at.answers[number]
         except TimeoutError:
             why = f"{node} did not answer within {_ANSWER_S:g} s: use the e-stop button."
             raise DeviceError(why) from None
         finally:
             del at.answers[number]
-        if refusal:
-            raise DeviceError(refusal)
+        if answer["refusal"]:
+            raise DeviceError(str(answer["refusal"]))
+        return answer
 
     async def agent(self, request: web.Request) -> web.WebSocketResponse:
         """Serves the connection of a machine's agent."""
@@ -133,9 +163,11 @@ class Hub:
     def _from_agent(self, node: Node, job: Any, kind: Any, body: Any) -> None:
         if kind == "look":
             node.look = cast("Json", body) if isinstance(body, dict) else {}
+        elif kind == "runs":
+            node.runs = cast("list[Any]", body) if isinstance(body, list) else []
         elif kind == "done":
             if (answer := node.answers.get(body["number"])) is not None and not answer.done():
-                answer.set_result(str(body["refusal"]))
+                answer.set_result(body)
         else:
             node.pass_on(job, [kind, body])
 
@@ -186,7 +218,7 @@ async def _leave(node: Node) -> None:
         node.pass_on(job, None)
     for answer in node.answers.values():
         if not answer.done():
-            answer.set_result(f"{node.name} is gone: use the e-stop button.")
+            answer.set_result({"refusal": f"{node.name} is gone: use the e-stop button."})
     await node.connection.socket.close()
 
 

@@ -1,4 +1,4 @@
-"""The web server of the fleet page: one page, its state as JSON, orders, and the connections of the hub.
+"""The web server of the fleet page: one page, its state as JSON, pictures, orders, and the hub's connections.
 
 Everything needs the token: once in the address, then in a cookie that no script reads; programs send it in a
 header. Orders need a header that no form of another page can send, and requests have to name a host that is
@@ -19,8 +19,10 @@ from typing import Any
 
 from aiohttp import web
 
-from robot_rl.core.errors import RobotRLError, StorageError
+from robot_rl.core.errors import ConfigError, DeviceError, RobotRLError, StorageError
+from robot_rl.fleet.feeds import CAMERA_IDLE_S, CAMERAS, Feeds
 from robot_rl.fleet.hub import Hub
+from robot_rl.fleet.scenes import Scenes
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.rollout.hub_config import token_path
 from robot_rl.rollout.hub_connection import REASON
@@ -29,6 +31,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 COOKIE = "robot-rl-fleet"
 ORDER = "X-Robot-RL"
 """Header of an order."""
+AGE = "X-Robot-RL-Age"
+"""Header of a picture: how old it is, in seconds."""
 _STAY = ("/agent", "/job")
 """Where programs stay connected."""
 _SHORTEST = 16
@@ -75,6 +79,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         hosts: names under which it is reached, without the port.
     """
     state, looking, hub = FleetState(runs), asyncio.Lock(), Hub()
+    pictures, scenes = Feeds(CAMERAS, idle_s=CAMERA_IDLE_S), Scenes()
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -98,7 +103,8 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         if request.method != "GET" and ORDER not in request.headers:
             raise web.HTTPForbidden(text="orders come from the page alone")
         response = await handler(request)
-        response.headers.update(_HEADERS)
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
         return response
 
     async def page(request: web.Request) -> web.StreamResponse:
@@ -109,6 +115,35 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         async with looking:  # one look at a time, however many pages are open
             seen = await asyncio.to_thread(state.look)
         return web.json_response({**seen, "nodes": hub.look()})
+
+    async def arm_of(request: web.Request, camera: str | None = None) -> Path:
+        arm = request.match_info["name"]
+        folder = await asyncio.to_thread(state.folder_of, arm, camera)
+        if folder is None:
+            what = "" if camera is None else f" with a camera {camera!r}"
+            raise web.HTTPNotFound(text=f"no arm {arm!r}{what} is up")
+        return folder
+
+    async def picture(request: web.Request) -> web.StreamResponse:
+        camera = request.match_info["camera"]
+        folder = await arm_of(request, camera)
+        try:
+            seen = pictures.newest(folder, camera)
+        except DeviceError as error:
+            return _without_picture(error)
+        return _picture(seen.content, seen.age_s)
+
+    async def picture_there(request: web.Request) -> web.StreamResponse:
+        try:
+            seen = await hub.picture(*(request.match_info[key] for key in ("node", "name", "camera")))
+        except ConfigError as error:
+            raise web.HTTPNotFound(text=str(error)) from None
+        except DeviceError as error:
+            return _without_picture(error)
+        return _picture(*seen)
+
+    async def scene(request: web.Request) -> web.StreamResponse:
+        return await scenes.answer(request, await arm_of(request), request.match_info["path"])
 
     async def stop(request: web.Request) -> web.StreamResponse:
         return await _ordered(request, stop_arm)
@@ -122,15 +157,27 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
 
     app = web.Application(middlewares=[guarded])
     app.router.add_get("/", page)
-    app.router.add_get("/{name:fleet\\.(?:js|css)}", page)
+    app.router.add_get("/{name:fleet\\.(?:js|css)|scene\\.js}", page)
     app.router.add_get("/state", look)
+    app.router.add_get("/arms/{name}/cameras/{camera}", picture)
+    app.router.add_get("/nodes/{node}/{name}/cameras/{camera}", picture_there)
+    app.router.add_get("/arms/{name}/scene/{path:.*}", scene)
     app.router.add_post("/arms/{name}/stop", stop)
     app.router.add_post("/devices/{name}/clear", clear)
     app.router.add_post("/nodes/{node}/{name}/{what:stop|clear}", order)
     app.router.add_get("/agent", hub.agent)
     app.router.add_get("/job", hub.job)
-    app.on_shutdown.append(hub.close)
+    app.on_shutdown.extend([hub.close, pictures.close, scenes.close])
     return app
+
+
+def _picture(jpeg: bytes, age_s: float) -> web.Response:
+    return web.Response(body=jpeg, content_type="image/jpeg", headers={AGE: f"{age_s:.2f}"})
+
+
+def _without_picture(error: DeviceError) -> web.Response:
+    """Returns why there is no picture: no error of the page."""
+    return web.json_response({"problem": str(error)}, status=202)
 
 
 async def _ordered(request: web.Request, order: Callable[[str, str], None]) -> web.StreamResponse:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from robot_rl.core.errors import ConfigError, DeviceError, RobotRLError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.real.client import ArmClient
 from robot_rl.real.inventory import specs as station_specs
-from robot_rl.real.launch import ABOUT, socket_folders
+from robot_rl.real.launch import about, socket_folders, station_at
 from robot_rl.real.link import LinkError
+from robot_rl.real.messages import Status
+from robot_rl.real.station import StationConfig
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 from robot_rl.sched.inventory import discover
 from robot_rl.sched.lease import Lease, wall_s
@@ -25,8 +27,12 @@ from robot_rl.worlds.inventory import specs as world_specs
 Json = dict[str, Any]
 _RUNS = 12
 """Newest runs that are shown."""
+_POINTS = 50
+"""Most points of a curve: it is drawn 8 letters wide, and sent over networks."""
 _SILENT_S = 120.0
 """A run that has no summary and has written nothing for so long has stopped."""
+_RATE_CYCLES, _RATE_S = 12, 0.15
+"""Cycles of a supervisor that its rate is measured over, and the longest time for it."""
 
 
 class FleetState:
@@ -37,14 +43,17 @@ class FleetState:
         self._runs = runs
         self._read: dict[Path, tuple[tuple[float, ...], RunRecord]] = {}
         self._specs = discover()  # cores, GPUs and packages stay
+        self._stations = dict[str, StationConfig]()
 
     def look(self) -> Json:
         """Returns all of it, ready for `json.dumps`; times are seconds since 1970."""
-        return {**self.machine(), "runs": self._newest()}
+        return {**self.machine(), "runs": self.newest_runs()}
 
     def machine(self) -> Json:
         """Returns devices, who has them and waits for them, and arms that are up."""
-        store, problems = LeaseStore(), list[str]()
+        store, problems, folders = LeaseStore(), list[str](), socket_folders()
+        up = {folder.name for folder in folders}
+        self._stations = {arm: station for arm, station in self._stations.items() if arm in up}
         specs = list(self._specs)
         for listed in (station_specs, world_specs):
             try:
@@ -59,10 +68,35 @@ class FleetState:
                 {"device": one.device, "priority": one.priority, "who": one.process.describe()}
                 for one in store.waiting()
             ],
-            "arms": [_arm(folder) for folder in socket_folders()],
+            "arms": [self._arm(folder) for folder in folders],
         }
 
-    def _newest(self) -> list[Json]:
+    def folder_of(self, arm: str, camera: str | None = None) -> Path | None:
+        """Returns the socket folder of an arm that is up, and has this camera; None if there is none."""
+        folder = next((one for one in socket_folders() if one.name == arm), None)
+        if folder is None or camera is None:
+            return folder
+        station = self._station(folder)
+        return folder if station is not None and camera in station.cameras else None
+
+    def _arm(self, folder: Path) -> Json:
+        station = self._station(folder)
+        cameras = [] if station is None else list(station.cameras)
+        wanted_hz = None if station is None else station.supervisor.command_hz
+        shown = {"cameras": cameras, "has_scene": station is not None, "wanted_hz": wanted_hz}
+        return {**_arm(folder), **shown}
+
+    def _station(self, folder: Path) -> StationConfig | None:
+        """Returns the station of an arm that is up, as it was when it was seen first."""
+        station = self._stations.get(folder.name)
+        if station is None:
+            try:
+                station = self._stations[folder.name] = station_at(folder)
+            except RobotRLError:  # the arm and its button are there all the same
+                return None
+        return station
+
+    def newest_runs(self) -> list[Json]:
         """Returns the runs that wrote last, the newest first."""
         files = sorted(self._runs.glob(f"*/{FILE_NAME}"), key=_written_s, reverse=True)[:_RUNS]
         found = list[Json]()
@@ -79,6 +113,7 @@ class FleetState:
             self._read[folder] = stamps, load_run(folder)
         record = self._read[folder][1]
         steps, outcomes = record.evaluations()
+        curve = [[float(at), one.share] for at, one in zip(steps, outcomes, strict=True)]
         is_running = time.time() - stamps[0] < _SILENT_S
         last = record.rows[-1] if record.rows else {}
         return {
@@ -89,10 +124,16 @@ class FleetState:
             "phase": last.get("phase"),
             "env_steps": last.get("step", 0),
             "written_s": stamps[0],
-            "curve": [[float(at), one.share] for at, one in zip(steps, outcomes, strict=True)],
+            "curve": _thinned(curve),
             "base": record.summary.get("base_success"),
             "final": record.summary.get("final_success"),
         }
+
+
+def _thinned(curve: list[list[float]]) -> list[list[float]]:
+    """Returns at most `_POINTS` points of a curve, the last one among them."""
+    every = max(1, math.ceil(len(curve) / _POINTS))
+    return curve[::every][:-1] + curve[-1:]
 
 
 def _devices(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseStore) -> list[Json]:
@@ -131,22 +172,31 @@ def _lease(lease: Lease, store: LeaseStore) -> Json:
 
 
 def _arm(folder: Path) -> Json:
-    about = _about(folder)
-    known = {"id": folder.name, "station": about.get("station", "?"), "folder": about.get("folder", "")}
+    what = about(folder)
+    known = {"id": folder.name, "station": what.get("station", "?"), "folder": what.get("folder", "")}
     try:
         with ArmClient(folder / SUPERVISOR_SOCKET) as client:
-            status = client.wait()
+            status, rate_hz = _watched(client)
     except (LinkError, DeviceError) as error:
-        return {**known, "phase": "silent", "reason": str(error), "position_rad": []}
+        return {**known, "phase": "silent", "reason": str(error), "position_rad": [], "rate_hz": None}
     joints = [] if status.state is None else status.state.position_rad.tolist()
-    return {**known, "phase": status.phase, "reason": status.reason, "position_rad": joints}
+    seen = {"phase": status.phase, "reason": status.reason, "position_rad": joints, "rate_hz": rate_hz}
+    return {**known, **seen}
 
 
-def _about(folder: Path) -> Mapping[str, Any]:
-    try:
-        return json.loads((folder / ABOUT).read_text())
-    except (OSError, ValueError):
-        return {}
+def _watched(client: ArmClient) -> tuple[Status, float | None]:
+    """Returns the newest status, and how many the supervisor sends in a second: one a cycle.
+
+    Raises:
+        DeviceError: it is gone, or silent.
+    """
+    stamps_ns = list[int]()
+    client.on_status = lambda status: stamps_ns.append(status.stamp_ns)
+    status, until_s = client.wait(), time.monotonic() + _RATE_S
+    while len(stamps_ns) <= _RATE_CYCLES and time.monotonic() < until_s:
+        status = client.wait(status.stamp_ns)
+    span_s = 1e-9 * (stamps_ns[-1] - stamps_ns[0])
+    return status, (len(stamps_ns) - 1) / span_s if span_s else None
 
 
 def stop_arm(arm: str, by: str) -> None:

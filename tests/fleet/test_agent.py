@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
 from robot_rl.fleet import agent as agents
 from robot_rl.fleet.agent import Agent, AgentConfig
-from robot_rl.fleet.server import make_app
+from robot_rl.fleet.server import AGE, make_app
 from robot_rl.rollout import hub_connection
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import Connection, connected
+from robot_rl.rollout.hub_connection import Connection, connected, machines
 
 TOKEN = "a token of the tests"
 Use = Callable[[HubConfig, Agent], Awaitable[Any]]
@@ -38,7 +39,7 @@ def together(tmp_path: Path) -> Callable[[Use], Any]:
         server = TestServer(make_app(tmp_path, TOKEN, frozenset({"127.0.0.1"})))
         await server.start_server()
         hub = HubConfig(address=str(server.make_url("")).rstrip("/"), token_file=str(tmp_path / "token"))
-        agent = Agent(AgentConfig(hub=hub, name="lab"))
+        agent = Agent(AgentConfig(hub=hub, name="lab", runs=str(tmp_path / "runs")))
         serves = asyncio.create_task(agent.run())
         try:
             async with asyncio.timeout(60.0):
@@ -121,6 +122,87 @@ def test_turns_arrive_in_order_and_go_on_after_a_cut(together: Callable[[Use], A
         assert not job_folder().exists()
 
     together(use)
+
+
+def test_the_hub_knows_the_newest_runs_of_a_machine_when_they_change(
+    together: Callable[[Use], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_RUNS_S", 0.05)
+    file = tmp_path / "runs" / "20261128-101500-tiny-seed0" / "metrics.jsonl"
+    file.parent.mkdir(parents=True)
+
+    def write(step: int, share: float) -> None:
+        row = {
+            "step": step,
+            "updates": 1,
+            "phase": "bc",
+            "wall_s": 1.0,
+            "eval/success": share,
+            "eval/episodes": 4,
+        }
+        with file.open("a") as rows:
+            rows.write(json.dumps(row) + "\n")
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        sent = list[str]()
+        send = agent._send
+
+        async def counted(job: str, kind: str, body: Any) -> None:
+            sent.append(kind)
+            await send(job, kind, body)
+
+        monkeypatch.setattr(agent, "_send", counted)
+
+        async def shown() -> list[Any]:
+            (lab,) = await asyncio.to_thread(machines, hub)
+            return lab["runs"]
+
+        while not (runs := await shown()):
+            await asyncio.sleep(0.05)
+        assert (runs[0]["name"], runs[0]["curve"]) == (file.parent.name, [[100.0, 0.25]])
+        write(200, 0.75)
+        while len((await shown())[0]["curve"]) < 2:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
+        assert sent.count("runs") <= 2, "what has not changed is not sent"
+
+    write(100, 0.25)
+    together(use)
+
+
+def test_the_page_gets_pictures_of_another_machine(
+    together: Callable[[Use], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "CAMERAS", "tests.fleet.fake_cameras")
+    cameras = ("front", "frozen", "blurred")
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        here = {("arm", camera): tmp_path for camera in cameras}
+        monkeypatch.setattr(agent._state, "folder_of", lambda arm, camera: here.get((arm, camera)))
+
+        async def get(path: str) -> tuple[int, str, bytes]:
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            async with ClientSession(hub.address, headers=headers) as session:
+                while True:
+                    async with session.get(path) as answer:
+                        seen = answer.status, answer.headers.get(AGE, ""), await answer.read()
+                    if b"nothing yet" not in seen[2]:
+                        return seen
+                    await asyncio.sleep(0.05)
+
+        front, frozen, blurred = [await get(f"/nodes/lab/arm/cameras/{camera}") for camera in cameras]
+        assert (front[0], front[2]) == (200, b"picture")
+        assert 0 < float(front[1]) < 5
+        assert frozen[2] == b"old"
+        assert float(frozen[1]) > 60
+        assert (blurred[0], json.loads(blurred[2])) == (202, {"problem": "no picture: 3 bytes"})
+        side = await get("/nodes/lab/arm/cameras/side")
+        assert json.loads(side[2]) == {"problem": "no arm 'arm' with a camera 'side' is up"}
+        assert (await get("/nodes/den/arm/cameras/front"))[0] == 404
+
+    together(use)
+    pid = (tmp_path / "pid").read_text()
+    assert not Path(f"/proc/{pid}").exists(), "it ends with the agent"
 
 
 def test_an_arm_without_its_run_rests_and_keeps_what_it_did(together: Callable[[Use], Any]) -> None:

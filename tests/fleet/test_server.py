@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from robot_rl.cli.main import main
 from robot_rl.core.errors import LeaseError, StorageError
 from robot_rl.fleet.server import COOKIE, ORDER, make_app, token_of_machine
+from robot_rl.fleet.state import _thinned
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.lease_file import default_path
 from robot_rl.sched.leases import LeaseStore
@@ -130,6 +131,16 @@ def test_the_state_has_holders_waiters_stops_and_runs(
         250,
         [[100.0, 0.5]],
     )
+
+
+@pytest.mark.parametrize("count", [0, 1, 50, 51, 99, 1000])
+def test_a_curve_has_few_points_and_its_first_and_last(count: int) -> None:
+    curve = [[float(at), 0.5] for at in range(count)]
+    thinned = _thinned(curve)
+    assert len(thinned) == count if count <= 50 else 25 <= len(thinned) <= 50
+    assert thinned[:1] == curve[:1]
+    assert thinned[-1:] == curve[-1:]
+    assert thinned == sorted(thinned)
 
 
 def test_who_waits_is_shown_in_the_order_of_the_line(tmp_path: Path) -> None:

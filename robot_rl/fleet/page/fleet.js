@@ -51,12 +51,59 @@ function curve(points) {
   return svg;
 }
 
+// Pictures, by what is fetched: a card that is drawn again keeps them, and what they show.
+const pictures = new Map();
+
+function picture(one, camera) {
+  const path = `${one.on ? `nodes/${one.on}` : "arms"}/${encodeURIComponent(one.id)}/cameras/${encodeURIComponent(camera)}`;
+  if (!pictures.has(path)) {
+    const canvas = element("canvas", { role: "img", "aria-label": `picture of ${camera}`, width: "320", height: "240" });
+    const made = element("figure", { "data-camera": camera, children: [canvas, element("figcaption", { cls: "small", text: camera })] });
+    pictures.set(path, made);
+    setTimeout(() => follow(made, path, camera));
+  }
+  return pictures.get(path);
+}
+
+const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
+
+// Draws what a camera sees, as often as the server has something new, while the page and the arm are there.
+async function follow(figure, path, camera) {
+  const [canvas, caption] = figure.children;
+  let takenAt = null;
+  for (; figure.isConnected; await pause(0.3)) {
+    if (document.hidden) continue;
+    let problem = "";
+    try {
+      const answer = await fetch(path, { signal: AbortSignal.timeout(4000) });
+      if (!answer.ok) problem = `refused (${answer.status})`;
+      else if (answer.status === 202) problem = (await answer.json()).problem;
+      else {
+        const bitmap = await createImageBitmap(await answer.blob());
+        takenAt = performance.now() - 1000 * answer.headers.get("X-Robot-RL-Age");
+        [canvas.width, canvas.height] = [bitmap.width, bitmap.height];
+        canvas.getContext("2d").drawImage(bitmap, 0, 0);
+      }
+    } catch (error) {
+      problem = `no answer: ${error.message}`;
+    }
+    const age = takenAt === null ? null : (performance.now() - takenAt) / 1000;
+    const isOld = age === null || age > 2;
+    figure.className = isOld ? "old" : "";
+    caption.textContent = [camera, age === null ? "" : `${age.toFixed(1)} s old`, problem].filter(Boolean).join(", ");
+    caption.className = isOld ? "small warn" : "small";
+  }
+  pictures.delete(path);
+}
+
 function arm(one) {
   const cls = { running: "ok", stopped: "bad", silent: "bad" }[one.phase] || "warn";
   const card = element("div", { cls: "card", "data-arm": key(one) });
   card.append(element("h3", { text: key(one, one.station) }), element("p", { text: one.phase, cls }));
   if (one.reason) card.append(element("p", { text: one.reason, cls: "small" }));
-  card.append(element("p", { cls: "small joints" }));
+  card.append(element("p", { cls: "small joints" }), element("p", { cls: "small rate" }));
+  card.append(element("div", { cls: "pictures", children: one.cameras.map((camera) => picture(one, camera)) }));
+  if (one.has_scene && !one.on) card.append(element("a", { text: "Scene", href: `arms/${encodeURIComponent(one.id)}/scene/`, target: "_blank", rel: "noopener" }));
   if (one.phase !== "stopped" && one.phase !== "silent") {
     const button = element("button", { text: "Stop", cls: "danger" });
     button.onclick = () => ask(`Stop ${key(one, one.station)}? It stays stopped until somebody clears it.`, "Stop", one.on ? `nodes/${one.on}/${one.id}/stop` : `arms/${one.id}/stop`);
@@ -85,16 +132,17 @@ function device(one) {
 }
 
 function run(one) {
-  if (one.state === "unreadable") return element("tr", { children: [cell(one.name), cell(one.problem, "bad small")] });
+  const where = cell(one.on || "-");
+  if (one.state === "unreadable") return element("tr", { "data-run": key(one, one.name), children: [cell(one.name), where, element("td", { text: one.problem, cls: "bad small", colspan: "6" })] });
   const cls = { running: "ok", stopped: "warn" }[one.state];
   const state = one.state === "finished" ? "finished" : `${one.state}, wrote at ${at(one.written_s)}`;
   const seen = one.curve.length ? one.curve[one.curve.length - 1][1] : one.base;
   const drawn = element("td");
   drawn.append(curve(one.curve));
   return element("tr", {
-    "data-run": one.name,
+    "data-run": key(one, one.name),
     children: [
-      cell(one.name), cell(one.task || "-"), cell(state, cls), cell(one.phase || "-"),
+      cell(one.name), where, cell(one.task || "-"), cell(state, cls), cell(one.phase || "-"),
       cell(one.env_steps.toLocaleString("en")), cell(percent(one.final ?? seen)), drawn,
     ],
   });
@@ -109,19 +157,21 @@ function draw(state) {
   const silent = state.nodes.filter((at) => at.silent_s > 4).map((at) => `${at.name} says nothing: what is shown of it is old`);
   const everywhere = (what) => [state, ...state.nodes].flatMap((at) => (at[what] || []).map((one) => ({ ...one, on: at.name || "" })));
   const placed = everywhere("arms");
-  const arms = placed.map(({ position_rad, ...still }) => still);
+  const arms = placed.map(({ position_rad, rate_hz, ...still }) => still);
   show($("arms"), arms, arm, () => element("p", { text: "No arm is up.", cls: "empty" }));
   for (const one of placed) {
-    const joints = document.querySelector(`[data-arm="${CSS.escape(key(one))}"] .joints`);
-    if (joints) joints.textContent = one.position_rad.length ? `${one.position_rad.map((angle) => angle.toFixed(2)).join("  ")} rad` : "";
+    const card = document.querySelector(`[data-arm="${CSS.escape(key(one))}"]`);
+    card.querySelector(".joints").textContent = one.position_rad.length ? `${one.position_rad.map((angle) => angle.toFixed(2)).join("  ")} rad` : "";
+    card.querySelector(".rate").textContent = one.rate_hz ? `${one.rate_hz.toFixed(0)} Hz${one.wanted_hz ? ` of ${one.wanted_hz}` : ""}` : "";
   }
   // when a lease began differs in the last bits from look to look
   const devices = everywhere("devices").map((one) => ({ ...one, held: one.held.map((lease) => ({ ...lease, since_s: Math.round(lease.since_s) })) }));
   rows("devices", devices, device, "none");
   const waiting = everywhere("waiting");
   rows("waiting", waiting, (one) => element("tr", { children: [cell(key(one, one.device)), cell(one.priority), cell(one.who)] }), "nobody waits");
-  rows("runs", state.runs, run, "no runs yet");
-  const running = state.runs.filter((one) => one.state === "running").length;
+  const runs = everywhere("runs").sort((one, other) => (other.written_s || 0) - (one.written_s || 0));
+  rows("runs", runs, run, "no runs yet");
+  const running = runs.filter((one) => one.state === "running").length;
   $("totals").textContent = `${count(devices.length, "device")}, ${count(arms.length, "arm")} up, ${count(running, "run")}, ${waiting.length} waiting, ${count(state.nodes.length, "other machine")}`;
   $("totals").className = "";
   $("problems").textContent = [...silent, ...[state, ...state.nodes].flatMap((at) => at.problems || [])].join("; ");

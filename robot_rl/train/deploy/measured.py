@@ -12,8 +12,9 @@ from robot_rl.core.errors import ConfigError, StaleObservationError
 from robot_rl.hal.vector import Array, Obs
 from robot_rl.real.messages import ArmState, Frame
 from robot_rl.real.sensors import frame_name
-from robot_rl.real.station import StationConfig
+from robot_rl.real.station import GripperConfig, StationConfig
 from robot_rl.sim.mirror import Mirror
+from robot_rl.sim.robots.robot import RobotNames
 from robot_rl.sim.vector import EnvConfig
 
 _SHORTEST_S = 0.005
@@ -41,9 +42,6 @@ class Scene:
         self._cameras = {frame_name(name): camera for name, camera in station.cameras.items()}
         pictures = {frame_name(name): camera.max_age_s for name, camera in station.cameras.items()}
         self._max_age_s = pictures | {name: tracked.max_age_s for name, tracked in station.objects.items()}
-        robot, gripper = mirror.robot, station.gripper
-        # Numbers of the station's gripper to those of the robot's, as a line through both ends.
-        self._per_unit = (robot.gripper_open - robot.gripper_closed) / (gripper.open - gripper.closed)
         self._earlier: dict[str, Frame] = {}
         self._speed_m_s: dict[str, Array] = {}
 
@@ -139,11 +137,22 @@ class Scene:
 
     def from_station(self, gripper: float) -> float:
         """Returns the robot model's number for a gripper opening."""
-        return self._mirror.robot.gripper_closed + self._per_unit * (gripper - self._station.gripper.closed)
+        return model_opening(self._mirror.robot, self._station.gripper, gripper)
 
     def to_station(self, gripper: Array) -> Array:
         """Returns the station's numbers for gripper openings of the robot model."""
-        return self._station.gripper.closed + (gripper - self._mirror.robot.gripper_closed) / self._per_unit
+        robot, own = self._mirror.robot, self._station.gripper
+        return own.closed + (gripper - robot.gripper_closed) / _per_unit(robot, own)
+
+
+def model_opening(robot: RobotNames, gripper: GripperConfig, opening: float) -> float:
+    """Returns the robot model's number for an opening of a station's gripper."""
+    return robot.gripper_closed + _per_unit(robot, gripper) * (opening - gripper.closed)
+
+
+def _per_unit(robot: RobotNames, gripper: GripperConfig) -> float:
+    """Numbers of the station's gripper to those of the robot's are a line through both ends."""
+    return (robot.gripper_open - robot.gripper_closed) / (gripper.open - gripper.closed)
 
 
 def _ahead_s(stamp_ns: int, at_ns: int | None) -> float:

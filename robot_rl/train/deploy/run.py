@@ -152,7 +152,7 @@ def station_device(
         logs = folder / "station"
         file = file_of(station, config.station, logs)
         with ExitStack() as stack:
-            processes = stack.enter_context(StationProcesses(file, logs, token=lease.token))
+            processes = stack.enter_context(StationProcesses(file, logs, token=lease.token, task=shown.task))
             env = StationEnv(
                 station,
                 shown,
