@@ -302,12 +302,16 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, weights: A
     outbox, inbox = _Outbox(pipe), Inbox(weights, in_thread=turns is None)
     source: Source | None = None
     failure: _Failure | None = None
+
+    def is_over() -> bool:
+        return stop.is_set() or outbox.is_closed or (parent is not None and not parent.is_alive())
+
     try:
         source = build()
-        while inbox.newest is None:
-            time.sleep(0.001)
+        while inbox.newest is None and not is_over():
+            time.sleep(0.01)
         due_s = time.monotonic()
-        while not (stop.is_set() or outbox.is_closed or (parent is not None and not parent.is_alive())):
+        while not is_over():
             if turns is not None and not turns.acquire(timeout=_LOOK_S):
                 continue
             segment = source.collect(inbox)

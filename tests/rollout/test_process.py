@@ -28,7 +28,7 @@ from robot_rl.hal.vector import Array
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.process import ProcessSource, _act, _Failure
 from robot_rl.rollout.revival import ActorError
-from robot_rl.rollout.shared import SharedWeights
+from robot_rl.rollout.shared import Inbox, SharedWeights
 from robot_rl.rollout.sources import InlineSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -174,6 +174,31 @@ def test_an_actor_whose_learner_is_gone_leaves() -> None:
     ours.close()
     thread.join(20.0)
     assert not thread.is_alive()
+    shared.close()
+
+
+@pytest.mark.parametrize("gone", ["stopped", "killed"])
+def test_an_actor_that_never_gets_whole_weights_leaves(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe(duplex=False)
+    shared, stop, parent = (
+        SharedWeights(offered(0)),
+        threading.Event(),
+        SimpleNamespace(is_alive=lambda: True),
+    )
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: parent)
+    monkeypatch.setattr(Inbox, "newest", None)  # a bit flipped in them, or the learner died before
+    thread = threading.Thread(target=_act, args=(build, 0.0, None, theirs, shared.address, stop))
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    if gone == "stopped":
+        stop.set()
+    else:
+        parent.is_alive = lambda: False
+    thread.join(20.0)
+    assert not thread.is_alive()
+    with pytest.raises(EOFError):
+        ours.recv()
     shared.close()
 
 
