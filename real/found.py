@@ -1,10 +1,12 @@
 """What is connected and could be a station: serial ports, and arms on the ROS 2 graph.
 
-Nothing is moved or written. A port that a program has open, or that a station names, is not asked.
+Nothing is moved. A port that a station names, or that a program has open as far as this user may see, is not
+asked. To ask is to open a port, upon which boards such as an Arduino begin again, and to write a ping.
 """
 
 from __future__ import annotations
 
+import termios
 import threading
 import time
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.core.errors import DeviceError
-from robot_rl.real.claim import hardware, openers
+from robot_rl.real.claim import hardware, keep_others_out, openers
 from robot_rl.real.ros2.api import Node, QoS, call_once
 from robot_rl.real.ros2.discovery import discovery
 from robot_rl.real.ros2.names import names
@@ -21,10 +23,13 @@ from robot_rl.real.station import StationConfig
 
 _BY_ID = Path("/dev/serial/by-id")
 """Names that stay with an adapter, whatever it is plugged into."""
-_PATTERNS = ("ttyACM*", "ttyUSB*")
+_PATTERNS = ("ttyACM*", "ttyUSB*", "cu.usbmodem*", "cu.usbserial*")
+"""Of Linux and of macOS."""
 _JOINT_STATE = "sensor_msgs/msg/JointState"
 _LIST = "controller_manager_msgs/srv/ListControllers"
 _ANSWER_S = 1.0
+_TIMES = 3
+"""A servo is asked: on a busy machine an answer may come too late."""
 _SENSOR = QoS(depth=1, reliable=False)
 """Matches every publisher."""
 
@@ -42,7 +47,7 @@ class Found:
     station: str
     """The entered station that drives it; empty: none does."""
     remedy: str
-    """What a station file has to say; empty where there is a station."""
+    """What a station file would have to say; empty where there is a station, or nothing that answers."""
 
 
 # Serial ports
@@ -55,7 +60,7 @@ def ports(
 
     Args:
         stations: those that were entered.
-        asks: whether free ports are asked for Feetech servos, as of an SO-101: a ping, which moves nothing.
+        asks: whether free ports are asked for Feetech servos, as of an SO-101.
         by_id: folder of the stable names.
         dev: folder of the devices.
     """
@@ -70,23 +75,27 @@ def ports(
 
 def _port(path: Path, station: str, *, asks: bool) -> Found:
     users = ", ".join(f"{command} ({pid})" for pid, command in openers(path.resolve()))
-    about = [f"open in {users}"] if users else []
+    about, may_be_arm = [f"open in {users}"] if users else [], not station
     if asks and not users and not station:
-        about.append(_servos(path))
+        count, answer = _servos(path)
+        about.append(answer)
+        may_be_arm = count > 0
     if path.name != path.resolve().name:
         about.append(str(path.resolve()))
-    remedy = f"lerobot: {{type: so101_follower, options: {{port: {path}, id: my_arm}}}}"
+    options = f"{{port: {path}, id: my_arm}}"
     return Found(
         kind="port",
         name=str(path),
         about=", ".join(about),
         station=station,
-        remedy="" if station else remedy,
+        remedy=f"driver: lerobot, lerobot: {{type: so101_follower, options: {options}}}"
+        if may_be_arm
+        else "",
     )
 
 
-def _servos(port: Path) -> str:
-    """Returns which Feetech servos answer on a port.
+def _servos(port: Path) -> tuple[int, str]:
+    """Returns how many Feetech servos answer on a port, and which, in words.
 
     Raises:
         DeviceError: LeRobot's driver of them is not installed.
@@ -98,16 +107,21 @@ def _servos(port: Path) -> str:
     bus: Any = FeetechMotorsBus(str(port), {})
     try:
         bus._connect(handshake=False)  # as `FeetechMotorsBus.scan_port`, at the rate of a new servo alone
+        keep_others_out(bus.port_handler.ser.fileno())
         bus.set_baudrate(bus.default_baudrate)
-        answers = bus.broadcast_ping()
-    except (OSError, ConnectionError, RuntimeError) as error:
-        return f"cannot be asked: {str(error).strip().splitlines()[0]}"
+        answers = set[int]()
+        for _ in range(_TIMES):
+            answers |= set(bus.broadcast_ping() or ())
+    except BlockingIOError:
+        return 0, "open in a program that locks it"
+    except (OSError, RuntimeError, termios.error) as error:
+        return 0, f"cannot be asked: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"
     finally:
         if bus.port_handler.is_open:
             bus.port_handler.closePort()
     if not answers:
-        return "no Feetech servo answers"
-    return f"{len(answers)} Feetech servos: {', '.join(map(str, sorted(answers)))}"
+        return 0, "no Feetech servo answers"
+    return len(answers), f"{len(answers)} Feetech servos: {', '.join(map(str, sorted(answers)))}"
 
 
 # ROS 2
@@ -143,13 +157,13 @@ def _arm(node: Node, topic: str, station: StationConfig | None, wait_s: float) -
     about = [f"of {', '.join(node.publishers_of(topic))}"]
     about.append(f"joints {', '.join(joints)}" if joints else f"no message within {wait_s:g} s")
     about.append(_controllers(node, f"{namespace}/controller_manager"))
-    given = f"namespace: {namespace.strip('/') or repr('')}, joint_states: {topic}"
+    own = f"namespace: {namespace.strip('/') or repr('')}, joint_states: {topic}"
     return Found(
         kind="ros2",
         name=topic,
         about="; ".join(about),
         station="" if station is None else station.name,
-        remedy=f"joints: [{', '.join(joints)}], ros2: {{{given}}}" if station is None else "",
+        remedy="" if station else f"driver: ros2, joints: [{', '.join(joints)}], ros2: {{{own}}}",
     )
 
 

@@ -72,9 +72,12 @@ class ChainPPO:
         self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)
         self._generator = Generator(device).manual_seed(seed)
         self._scale = ReturnScale(device=device)
-        self._rollouts = 0
+        self._turns = 0
+        """In which rollouts came, of one source or of several."""
+        self._is_open = False
+        """Whether rollouts have come since the last update."""
         self._waits = False
-        """Whether the policy waits for the next rollout: it is `target_kl` away from the one that acted."""
+        """Whether the policy waits for the next rollout: it has moved by `target_kl`."""
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout, *, is_stale: bool = False) -> PPOBatch:
@@ -85,7 +88,8 @@ class ChainPPO:
             is_stale: whether the weights that acted are older than these. Then ratios are those of these
                 weights, and each decision is weighed by how probable these make it (decoupled PPO).
         """
-        self._rollouts += 1
+        if not self._is_open:
+            self._is_open, self._turns = True, self._turns + 1
         self.begin()
         obs, chain = _flat(rollout.obs), rollout.chain
         worth = self._compared(rollout) if self._group else self._valued(rollout, obs)
@@ -152,8 +156,9 @@ class ChainPPO:
 
     def update(self, batch: PPOBatch) -> Mapping[str, Tensor | float]:
         """Takes a step of the value, and one of the policy if it is not to wait."""
+        self._is_open = False
         metrics = {} if self._group else self._update_value(batch)
-        is_learning = self._group > 0 or self._rollouts > self._cfg.critic_warmup
+        is_learning = self._group > 0 or self._turns > self._cfg.critic_warmup
         if is_learning:
             metrics |= self.update_policy(batch.obs, batch.chain, batch.advantage, batch.weight)
             metrics["waits"] = float(self._waits)
@@ -172,7 +177,7 @@ class ChainPPO:
         return metrics
 
     def begin(self) -> None:
-        """Notes that the chains to come are those of the present policy."""
+        """Notes that ratios count from the present policy."""
         self._waits = False
 
     def update_policy(
@@ -248,11 +253,11 @@ class ChainPPO:
         return self._policy.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**saved(self._parts()), "rollouts": self._rollouts, "waits": self._waits}
+        return {**saved(self._parts()), "rollouts": self._turns, "waits": self._waits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         restore(self._parts(), state)
-        self._rollouts, self._waits = int(state["rollouts"]), bool(state["waits"])
+        self._turns, self._waits = int(state["rollouts"]), bool(state["waits"])
 
     def _parts(self) -> Mapping[str, Any]:
         """Returns everything, the regulariser's origin too: it may be no base of the run."""

@@ -34,7 +34,7 @@ def chain_ratio(log_prob_BS: Tensor, old_log_prob_BS: Tensor, reduction: Reducti
 
     Args:
         log_prob_BS: of each scored transition under the weights that learn.
-        old_log_prob_BS: under the weights that acted.
+        old_log_prob_BS: under those from which ratios count, mostly the ones that acted.
         reduction: `per_step` (B, S), one ratio per transition (DPPO); `joint` (B, 1), one per
             chunk, of the mean over transitions (ReinFlow); `single` (B, 1), where one transition
             is stochastic (pi_RL).
@@ -65,7 +65,7 @@ def ppo_loss(
 
     Args:
         log_prob_BS: of each scored transition, from the noisiest on, under the learning weights.
-        old_log_prob_BS: under the weights that acted.
+        old_log_prob_BS: under those from which ratios count, mostly the ones that acted.
         advantage_B: one per chunk.
         clip_low: the ratio is clipped at 1 - clip_low; (S,) for one range per transition.
         clip_high: and at 1 + clip_high (None: the same).

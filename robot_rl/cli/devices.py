@@ -93,8 +93,9 @@ def _change(store: LeaseStore, given: Mapping[str, str]) -> None:
         if key not in ("clear", "by", "add", "remove", "find", "find_s"):
             raise ConfigError(
                 f"devices: got {key!r}, allowed: clear=<device> by=<your name>, add=<station>, "
-                f"remove=<station>, find={'|'.join(_FIND)}."
+                f"remove=<station>, find={'|'.join(_FIND)}, find_s=<seconds>."
             )
+    require("find" in given or "find_s" not in given, "find_s", given.get("find_s"), "with find= alone")
     if "add" in given:
         print(f"{enter(given['add']).name}: added")
     if "remove" in given:
@@ -131,8 +132,11 @@ def _found(given: Mapping[str, str], console: Console) -> list[Found]:
                 raise
             console.print(f"ros2: not looked at: {error}", markup=False, soft_wrap=True)
     for one in found:
-        whose = f"station {one.station}" if one.station else f"no station. Its file would say: {one.remedy}"
-        console.print(f"{one.kind} {one.name}: {one.about}; {whose}", markup=False, soft_wrap=True)
+        whose = f"station {one.station}" if one.station else "no station"
+        would = f". Its file would say: {one.remedy}" if one.remedy else ""
+        line = f"{one.kind} {one.name}: {one.about}; {whose}{would}"
+        # Anybody on the network can give a node a name.
+        console.print("".join(c if c.isprintable() else "?" for c in line), markup=False, soft_wrap=True)
     if not found:
         console.print(f"find={what}: nothing", markup=False)
     return found

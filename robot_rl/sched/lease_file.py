@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from functools import cache
 from pathlib import Path
 
 from robot_rl.core.clock import Clock
@@ -130,6 +132,26 @@ class LeaseFile:
             f"{self.path}: the lease file cannot be used: {error}. Check the folder's rights and free space, "
             "or set ROBOT_RL_STATE to a folder on a local disk (one and the same for all of this host)."
         )
+
+
+def taken_slots(
+    rows: sqlite3.Connection, me: Holder, now_s: float, is_alive: Callable[[Holder], bool | None]
+) -> dict[str, float]:
+    """Returns how many slots of each device the leases that surely hold have, `inf` for one held alone.
+
+    Args:
+        rows: within a transaction.
+        me: the calling process; leases of another clock are left out.
+        now_s: by its clock.
+        is_alive: whether a process lives, None if that is not visible.
+    """
+    taken, lives = dict[str, float](), cache(is_alive)
+    found = rows.execute("SELECT device, slot_ids, exclusive, process, expires_s FROM leases")
+    for device, slot_ids, exclusive, text, expires_s in found:
+        holder = Holder.from_text(text)
+        if expires_s > now_s and holder.shares_clock(me) and lives(holder) is not False:
+            taken[device] = taken.get(device, 0) + (math.inf if exclusive else slot_ids.count(",") + 1)
+    return taken
 
 
 def unchanged_s(rows: sqlite3.Connection, row: str, stamp_s: float, observer: Holder, now_s: float) -> float:

@@ -57,6 +57,7 @@ from robot_rl.sched.lease_file import (
     clear_stop,
     default_path,
     find_stops,
+    taken_slots,
     unchanged_s,
 )
 from robot_rl.sched.preemption import Preemption
@@ -251,7 +252,7 @@ class LeaseStore:
                     # Who finds it free needs no place in line.
                     found = None if tickets or asks else take(rows, {})
                     if found is None or (isinstance(found, str) and wait_s > 0):
-                        for name in names:
+                        for name in names if wait_s > 0 else ():
                             tickets[name] = self._line.keep(rows, name, priority, tickets.get(name))
                         found = take(rows, tickets)
                 if not isinstance(found, str):
@@ -284,10 +285,15 @@ class LeaseStore:
                 "UPDATE leases SET expires_s = ?, ttl_s = ? WHERE device = ? AND token = ?",
                 (expires_s, ttl_s, lease.device, lease.token),
             ).rowcount
+            newer = rows.execute(
+                "SELECT holder FROM leases WHERE device = ? AND token > ? ORDER BY token DESC",
+                (lease.device, lease.token),
+            ).fetchone()
         if not changed:
+            has_it = f"; {newer[0]!r} has it now" if lease.exclusive and newer is not None else ""
             raise LeaseError(
-                f"lease of {lease.device}: token {lease.token} is no longer held; it was released, or it "
-                f"expired at {clock_time(lease.expires_s)} and its slots were freed for others. Stop "
+                f"lease of {lease.device}: token {lease.token} is no longer held{has_it}. It was released, "
+                f"or it expired at {clock_time(lease.expires_s)} and its slots were freed for others. Stop "
                 "commanding it and acquire a new lease; `robot-rl devices` shows who has it."
             )
         return replace(lease, expires_s=expires_s, ttl_s=ttl_s)
@@ -412,9 +418,11 @@ class LeaseStore:
             LeaseError: the only device has stopped.
         """
         refusals = list[str]()
-        asked = "SELECT device FROM leases UNION SELECT device FROM waiting"
-        busy = {name for (name,) in rows.execute(asked)} if len(specs) > 1 else set[str]()
-        for spec in sorted(specs, key=lambda one: one.name in busy):  # the order stays, idle ones first
+        taken = dict[str, float]()
+        if len(specs) > 1:  # those that are surely not free come last: to look at each takes time
+            taken = taken_slots(rows, self._process, self._clock.now_s(), self._is_alive)
+        most = {spec.name: 0 if slots is None else spec.slots - slots for spec in specs}
+        for spec in sorted(specs, key=lambda one: taken.get(one.name, 0) > most[one.name]):
             try:
                 found = self._free(rows, spec, slots, asker, tickets.get(spec.name))
             except LeaseError as error:  # it has stopped; another may do

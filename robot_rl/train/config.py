@@ -415,9 +415,8 @@ class RunConfig(LineConfig):
         check_person(self.sources, self.human.input)
         imagines = any(source.world for source in self.sources.values())
         is_labelled = isinstance(self.method, DaggerSettings)
-        require(
-            not (imagines and is_labelled), "method", "dagger", "a method with a replay, for a world model"
-        )
+        allowed = "a method with a replay, for a world model"
+        require(not (imagines and (is_labelled or is_on_policy)), "method", self.method.kind, allowed)
         example = f"sources.{next(iter(self.sources))}"
         usual = {item.name: item.default for item in fields(self.method)}["env_steps"]
         for key, got, free, own in (

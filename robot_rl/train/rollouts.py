@@ -62,6 +62,8 @@ class RolloutExperience:
         self._updates, self._max_staleness = updates, max_staleness
         self._rng = np.random.default_rng(seed)
         self._added: list[PPOBatch] = []
+        self._cut = set[int]()
+        """Sources whose last rollout was dropped: their next one does not go on from what came before."""
         self._batch: PPOBatch | None = None
         self._rows: list[Array] = []
         self._steps, self._stale, self._dropped, self._age = 0, 0, 0, 0
@@ -74,8 +76,17 @@ class RolloutExperience:
         self._stale += segment.cost * (age > 0)
         if self._max_staleness is not None and age > self._max_staleness:
             self._dropped += segment.cost
+            self._cut.add(segment.actor)
             return
-        self._added.append(self._learner.prepare(segment, is_stale=age > 0))
+        if segment.actor in self._cut:
+            self._cut.remove(segment.actor)
+            segment = replace(segment, begins=True)
+        if (chosen := self._chosen(segment)) is not None:
+            self._added.append(self._learner.prepare(chosen, is_stale=age > 0))
+
+    def _chosen(self, segment: Rollout) -> Rollout | None:
+        """Returns what is learned from of a rollout; None if nothing is."""
+        return segment
 
     def owed(self) -> int:
         """Returns the updates for what was added since the last call: minibatches of all epochs over it."""
@@ -99,7 +110,7 @@ class RolloutExperience:
     def metrics(self) -> dict[str, float]:
         """Returns how old the weights that acted were, since the last call; nothing if none were.
 
-        `collect/staleness` is in the learner's updates, a mean over control steps. Of `stale_steps`, those
+        `collect/staleness` is in the learner's updates, a mean over control steps. Decisions of `stale_steps`
         that were not dropped were weighed.
         """
         row = dict[str, float]()
@@ -113,12 +124,13 @@ class RolloutExperience:
     def state_dict(self) -> dict[str, Any]:
         """Returns the generator and the counts; between two turns of the loop the rollouts are used up."""
         counts = [self._steps, self._stale, self._dropped, self._age]
-        return {"rng": self._rng.bit_generator.state, "counts": counts}
+        return {"rng": self._rng.bit_generator.state, "counts": counts, "cut": sorted(self._cut)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
         # Checkpoints of earlier versions have no counts.
         self._steps, self._stale, self._dropped, self._age = state.get("counts", [0, 0, 0, 0])
+        self._cut = set(state.get("cut", ()))
 
 
 class NewestRollout:
@@ -177,16 +189,15 @@ class GroupExperience(RolloutExperience):
         self._reward, self._group, self._keep = reward, group, keep
         self._seen, self._groups_dropped = 0, 0
 
-    def add(self, segment: Rollout) -> None:
-        """Adds the decisions of the groups that can be learned from."""
+    def _chosen(self, segment: Rollout) -> Rollout | None:
+        """Returns the episodes; only decisions of groups with contrast are valid."""
         assert isinstance(segment, EpisodeRollout), "groups are of whole episodes"
         rollout = segment if self._reward is None else self._reward.judge(segment)
         shape = (-1, self._group)
         kept = kept_groups(rollout.success.view(shape), rollout.score.view(shape), self._keep)
         self._seen, self._groups_dropped = self._seen + len(kept), self._groups_dropped + int((~kept).sum())
         valid = rollout.valid & kept.repeat_interleave(self._group).unsqueeze(1)
-        if valid.any():
-            super().add(replace(rollout, valid=valid))
+        return replace(rollout, valid=valid) if valid.any() else None
 
     def metrics(self) -> dict[str, float]:
         """Returns further how many groups were played and how many of them dropped, since the last call."""

@@ -124,13 +124,15 @@ def test_what_could_be_a_station_is_shown_with_what_its_file_would_say(
     store: LeaseStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = Found(kind="port", name="/dev/ttyACM0", about="6 Feetech servos", station="", remedy="lerobot: {}")
-    taken = replace(port, name="/dev/ttyACM1", station="so101")
-    monkeypatch.setattr(devices, "ports", lambda known, asks: [port, taken] if asks else [])
+    taken = replace(port, name="/dev/ttyACM1", station="so101", remedy="")
+    odd = replace(port, name="/dev/\x1b[2J", about="no Feetech servo answers", remedy="")
+    monkeypatch.setattr(devices, "ports", lambda known, asks: [port, taken, odd] if asks else [])
     assert devices.run(["find=servos", "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "port /dev/ttyACM0: 6 Feetech servos; no station. Its file would say: lerobot: {}" in lines
     assert "port /dev/ttyACM1: 6 Feetech servos; station so101" in lines
-    assert json.loads(lines[-1])["found"] == [vars(port), vars(taken)]
+    assert "port /dev/?[2J: no Feetech servo answers; no station" in lines
+    assert json.loads(lines[-1])["found"] == [vars(port), vars(taken), vars(odd)]
     assert devices.run(["find=ports"]) == 0
     assert "find=ports: nothing" in capsys.readouterr().out
 
@@ -154,6 +156,7 @@ def test_a_graph_that_cannot_be_looked_at_ends_nothing_unless_it_was_asked_for(
     [
         (["find=usb"], "find: got 'usb', allowed: all, ports, servos, ros2"),
         (["find=all", "find_s=soon"], "find_s: got 'soon', allowed: seconds, above 0"),
+        (["find_s=3"], "find_s: got '3', allowed: with find= alone"),
         (["find=all", "find_s=-1"], "find_s: got '-1', allowed: seconds, above 0"),
     ],
 )

@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -84,7 +84,10 @@ Found = tuple["Counter[str]", list[float], str]
 def holder(folder: Path, rounds: int, seed: int) -> Found:
     """Has the arm whenever the rival has not."""
     _hurry()
+    until_s = time.monotonic() + WAIT_S
     while not (folder / "listens").exists():
+        if time.monotonic() > until_s:
+            raise TimeoutError("the rival did not begin")
         time.sleep(0.01)
     with Client(str(folder / "say")) as say:
         return _hold(folder, rounds, seed, say), [], _network()
@@ -94,6 +97,8 @@ def rival(folder: Path, rounds: int, seed: int) -> Found:
     """Asks for the arm again and again, whenever the holder has it."""
     _hurry()
     with Listener(str(folder / "say")) as listener:
+        own: Any = listener
+        own._listener._socket.settimeout(WAIT_S)  # there is no other way to give up on a holder
         (folder / "listens").touch()
         with listener.accept() as heard:
             return *_ask(folder, rounds, seed, heard), _network()
@@ -173,7 +178,7 @@ Call = tuple[Callable[[Path, int, int], Found], Path, int, int]
 def here(calls: Sequence[Call]) -> list[Found]:
     """Makes all calls at once, each in a process of its own."""
     with ProcessPoolExecutor(len(calls), mp_context=multiprocessing.get_context("fork")) as pool:
-        return [made.result() for made in [pool.submit(call, *words) for call, *words in calls]]
+        return [made.result() for made in as_completed([pool.submit(call, *words) for call, *words in calls])]
 
 
 def on_ray(address: str, calls: Sequence[Call]) -> list[Found]:
@@ -226,7 +231,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"{name:<24}{value:,.3g}" if isinstance(value, float) else f"{name:<24}{value:,}")
     if given.json:
         print(json.dumps(row))
-    return int(any(total[name] for name in WRONG))
+    return int(any(total[name] for name in WRONG) or row["machines"] != (1 if given.ray is None else 2))
 
 
 if __name__ == "__main__":

@@ -134,9 +134,11 @@ class Numbering:
     def __init__(self) -> None:
         self.prepared = list[bool]()
         """Of each rollout, whether it was stale."""
+        self.begun = list[bool]()
 
     def prepare(self, rollout: Rollout, *, is_stale: bool = False) -> PPOBatch:
         self.prepared.append(is_stale)
+        self.begun.append(rollout.begins)
         obs = {key: value.flatten(0, 1) for key, value in rollout.obs.items()}
         number = torch.arange(rollout.reward.numel(), dtype=torch.float32)
         return PPOBatch(obs, rollout.chain, obs["state"], number, number, number, number.view(-1, 1))
@@ -197,6 +199,26 @@ def test_rollouts_of_older_weights_are_weighed_or_dropped_and_counted() -> None:
             "collect/stale_steps_dropped": float(rollout.cost),
         }
         assert one.metrics() == {}
+
+
+def test_what_comes_after_a_dropped_rollout_does_not_go_on_from_before() -> None:
+    learner, updates = Numbering(), [9]
+    how: dict[str, Any] = {
+        "batch": 15,
+        "epochs": 1,
+        "seed": 0,
+        "updates": lambda: updates[0],
+        "max_staleness": 4,
+    }
+    experience, resumed = RolloutExperience(learner, **how), RolloutExperience(learner, **how)
+    rollout = make_source(FakeEnv(3, truncate_after=[5, 4, 9])).collect(offered())
+    experience.add(rollout)
+    resumed.load_state_dict(copy.deepcopy(experience.state_dict()))
+    updates[0] = 0
+    for one in (experience, resumed):
+        for _ in range(2):
+            one.add(rollout)
+    assert learner.begun == [True, False] * 2
 
 
 def test_nothing_to_sample_before_the_first_rollout() -> None:

@@ -1,5 +1,7 @@
 """Which devices meet a need, in which order, and what is said where none does; a lease of any of several."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from robot_rl.core.errors import DeviceError, LeaseError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.needs import Need, choose
+from tests.sched.test_leases import stranger
 
 WEST = DeviceSpec(name="west", kind="robot", real=True, labels={"robot": "panda", "cell": "west"})
 EAST = DeviceSpec(
@@ -78,6 +81,47 @@ def test_the_first_of_several_that_is_free_is_leased(store: LeaseStore) -> None:
     store.release(second)
     assert store.acquire([WEST, EAST], holder="c", wait_s=1.0).device == "east"
     assert len(store.active()) == 2
+
+
+def test_the_preferred_of_several_is_free_when_its_holder_is_dead_or_late(tmp_path: Path) -> None:
+    clock, dead = ManualClock(100.0), set[str]()
+    store = LeaseStore(tmp_path / "leases.db", clock, is_alive=lambda holder: holder.command not in dead)
+    gone = LeaseStore(
+        tmp_path / "leases.db", clock, process=stranger(command="gone"), is_alive=lambda _: True
+    )
+    gone.acquire(WEST, holder="killed", ttl_s=1000.0)
+    assert store.acquire([WEST, EAST], holder="a").device == "east"
+    dead.add("gone")
+    killed = store.acquire([WEST, TWIN], holder="b", ttl_s=5.0)
+    assert killed.device == "west"
+    clock.advance(6.0)
+    assert store.acquire([WEST, TWIN], holder="c").device == "west"
+
+
+def test_the_preferred_of_several_is_leased_while_it_has_enough_slots(store: LeaseStore) -> None:
+    wide, empty = (DeviceSpec(name=name, kind="gpu", slots=4) for name in ("wide", "empty"))
+    store.acquire(wide, holder="a", slots=1)
+    assert store.acquire([wide, empty], holder="b", slots=3).device == "wide"
+    assert store.acquire([wide, empty], holder="c", slots=1).device == "empty"
+
+
+def test_who_comes_late_takes_no_device_from_who_waits(store: LeaseStore) -> None:
+    held, got = store.acquire(WEST, holder="a"), list[str]()
+
+    def wait() -> None:
+        with store.hold([WEST], holder="waits", wait_s=20.0) as lease:
+            got.append("waits")
+            lease.check()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not store.waiting():
+        time.sleep(0.01)
+    store.release(held)
+    with store.hold([WEST], holder="late", wait_s=20.0):
+        got.append("late")
+    thread.join()
+    assert got == ["waits", "late"]
 
 
 def test_a_stopped_one_of_several_is_passed_over(store: LeaseStore) -> None:

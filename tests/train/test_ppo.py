@@ -195,6 +195,10 @@ def test_several_sources_share_a_policy_and_spend_their_budgets(transport: str, 
             {"num_envs": 16, "sources": {"one": {"env_steps": 100, "share": 1.0}}},
             "sources: got {'one': 1.0}, allowed: none with method=ppo",
         ),
+        (
+            {"num_envs": 16, "sources": {"one": {"env_steps": 100, "world": "worlds/reach"}}},
+            "method: got 'ppo', allowed: a method with a replay, for a world model",
+        ),
     ],
 )
 def test_what_does_not_fit_sources_of_rollouts(change: dict[str, Any], message: str) -> None:

@@ -51,11 +51,11 @@ class ChainPPOConfig:
     """KL of a minibatch, on the ratio's scale, beyond which the policy waits for the next rollout; or null.
     It grows with the square of the ratio's root: 0.001 of a mean over 20 elements is 0.4 of the chunk."""
     stale_limit: float = 5.0
-    """Largest weight of a decision whose weights were older than the learner's. It is weighed by how probable
+    """Largest weight of a decision that older weights than the learner's made. It is weighed by how probable
     the learner made it as it came, on the ratio's scale, and ratios count from there (decoupled PPO, Hilton
-    et al. 2022; AReaL, Fu et al. 2025, which has the same limit)."""
+    et al. 2022; AReaL, Fu et al. 2025, which leaves out what is above its limit: here it is clamped)."""
     critic_warmup: int = 1
-    """Rollouts from which the value alone learns, at first."""
+    """Rollouts from which the value alone learns, at first; what several sources bring in a turn is one."""
     value_clip: float | None = None
     """Largest move of a value away from that before the updates that still counts (PPO2); or null."""
     privileged: bool = False

@@ -246,7 +246,8 @@ class ChainSettings(MethodSettings):
     """The student that is distilled in the end: one network call for a chunk. None by default."""
     max_staleness: int | None = None
     """Learner updates by which the weights that acted may be older than the learner's, where sources act
-    elsewhere (`transport`). Rollouts of older ones are dropped, and counted; null: all are learned from."""
+    elsewhere (`transport`). Rollouts of older ones are dropped, and counted; null: all are learned from. A
+    turn of the loop makes epochs times minibatches of them; those of the value alone count, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -395,6 +396,8 @@ class ImaginedSettings(PPOSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        allowed = "null with method=imagined, whose rollouts are of the newest weights"
+        self._require("max_staleness", self.max_staleness is None, allowed)
         cameras = list(self.world.images.cameras)
         allowed = "none: the model that learns in the loop is of the state alone"
         require(not cameras, "method.world.images.cameras", cameras, allowed)

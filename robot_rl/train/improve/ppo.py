@@ -39,7 +39,7 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> RolloutSource:
-    """Returns a source of rollouts; RunConfig refuses those of an arm, and several sources."""
+    """Returns a source of rollouts; RunConfig refuses those of an arm."""
     decisions = settings_of(config, PPOSettings).decisions
     return RolloutSource(env, acting_copy(config, policy), decisions=decisions, **chunk_options(config, name))
 

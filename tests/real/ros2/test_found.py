@@ -1,5 +1,6 @@
 """What could be a station: ports with servos on them, and arms on a ROS 2 graph."""
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -61,7 +62,14 @@ def test_a_bus_on_which_nobody_answers_is_no_error(tmp_path: Path) -> None:
     pytest.importorskip("lerobot.motors.feetech")
     with FakeFeetechBus([]) as bus:
         (one,) = found.ports([], asks=True, by_id=by_id(tmp_path, bus.port), dev=tmp_path)
-    assert one.about == f"no Feetech servo answers, {bus.port}"
+    assert (one.about, one.remedy) == (f"no Feetech servo answers, {bus.port}", "")
+
+
+def test_a_port_that_a_program_has_locked_is_left_alone(bus: FakeFeetechBus, tmp_path: Path) -> None:
+    with open(bus.port) as port:
+        fcntl.flock(port, fcntl.LOCK_EX)
+        (one,) = found.ports([], asks=True, by_id=by_id(tmp_path, bus.port), dev=tmp_path)
+    assert (one.about, one.remedy) == (f"open in a program that locks it, {bus.port}", "")
 
 
 def test_the_port_of_a_station_is_not_asked(
@@ -124,7 +132,10 @@ def test_an_arm_on_the_graph_has_its_joints_and_controllers(arm: DdsNode) -> Non
     node.close()
     assert (one.kind, one.name, one.station) == ("ros2", "/left/joint_states", "")
     assert one.about == ("of /left/controller_manager; joints joint1, joint2; controllers forward (inactive)")
-    assert one.remedy == "joints: [joint1, joint2], ros2: {namespace: left, joint_states: /left/joint_states}"
+    assert (
+        one.remedy
+        == "driver: ros2, joints: [joint1, joint2], ros2: {namespace: left, joint_states: /left/joint_states}"
+    )
 
 
 def test_the_arm_of_a_station_is_known_by_its_topic(arm: DdsNode, tmp_path: Path) -> None:
