@@ -28,7 +28,8 @@ here, in this machine's lease file, and its steps lie on this machine's disk unt
 run or the hub is out of reach the arm acts on for hub.alone_s (60) seconds, then rests, and is free for
 others. Ctrl-C brings the arms to rest, then leaves.
 
-hub.token_file=  holds the hub's token: copy fleet.token of the machine where `robot-rl fleet` runs.
+hub.token_file=  holds the hub's token: copy fleet.token of the machine where `robot-rl fleet` runs, and
+                 `chmod 600` it.
 hub.ca=          the authority that signed the hub's certificate (PEM), if this system does not know it.
 
 An agent is no safety device: each arm still needs an e-stop button.

@@ -18,6 +18,7 @@ import msgpack
 
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.real.remote import client_context, tls_reason
 from robot_rl.rollout.hub_config import HubConfig
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def _reached(hub: HubConfig) -> Generator[None]:
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        why = str(error) or "no answer"
+        cause = error.__cause__
+        why = tls_reason(cause) if isinstance(cause, ssl.SSLError) else str(error) or "no answer"
         raise DeviceError(f"hub {hub.address}: {why}. `robot-rl fleet` serves it.") from error
 
 
@@ -165,10 +167,7 @@ def _session(hub: HubConfig) -> ClientSession:
         import aiohttp
     except ModuleNotFoundError as error:
         raise ConfigError(f"hub: {error}. Install it: pip install 'robot_rl[fleet]'.") from error
-    try:
-        context = ssl.create_default_context(cafile=hub.ca)
-    except OSError as error:
-        raise ConfigError(f"hub.ca: got {hub.ca!r}, allowed: a PEM file: {error}") from error
+    context = client_context(hub.ca, at="hub.ca")
     headers = {"Authorization": f"Bearer {hub.token()}", VERSION: __version__}
     connector = aiohttp.TCPConnector(ssl=context)
     # A connection stays: only its beginning has a limit.

@@ -27,6 +27,7 @@ Use = Callable[[HubConfig, Agent], Awaitable[Any]]
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(agents, "_PROGRAM", "tests.fleet.fake_job")
+    (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text(TOKEN)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
 
 from robot_rl.cli.main import main
 from robot_rl.config import build, dump
@@ -43,6 +45,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, 0
+        (folder / "token").touch(0o600)
         (folder / "token").write_text(TOKEN)
         self.begin()
 
@@ -290,7 +293,8 @@ phases.run(read(RunConfig, Path(sys.argv[1])))
 def test_who_has_not_the_token_or_another_version_stays_out(
     hub: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "other").write_text("another token")
+    (tmp_path / "other").touch(0o600)
+    (tmp_path / "other").write_text("another token of 16 letters or more")
     wrong = replace(hub.joined, token_file=str(tmp_path / "other"))
     with pytest.raises(HubRefusedError, match="wrong token"):
         machines(wrong)
@@ -299,6 +303,44 @@ def test_who_has_not_the_token_or_another_version_stays_out(
     monkeypatch.setattr("robot_rl.rollout.hub_connection.__version__", "0.0.1")
     with pytest.raises(HubRefusedError, match=r"the hub has robot_rl .*, this machine 0\.0\.1\. Install one"):
         asyncio.run(Agent(AgentConfig(hub=hub.joined, name="lab")).run())
+
+
+def test_a_token_that_others_may_read_is_none(hub: Served) -> None:
+    file = hub.folder / "token"
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"hub\.token_file: .* may be read by others\. `chmod 600"):
+        machines(hub.joined)
+    file.chmod(0o600)
+    file.write_text("short")
+    with pytest.raises(ConfigError, match=r"5 letters, allowed: 16 or more\. Copy fleet\.token of"):
+        machines(hub.joined)
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"No such file or directory\. Copy fleet\.token of"):
+        machines(hub.joined)
+
+
+def test_a_hub_is_trusted_by_its_authority_over_tls_1_3(tmp_path: Path, token: str, pki: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pki / "server.pem", pki / "server.key")
+
+    async def ask(ca: str | None) -> list[Any]:
+        server = TestServer(make_app(tmp_path, Path(token).read_text().strip(), HOSTS), scheme="https")
+        await server.start_server(ssl=context)
+        at = HubConfig(address=f"https://127.0.0.1:{server.port}", token_file=token, ca=ca)
+        try:
+            return await asyncio.to_thread(machines, at)
+        finally:
+            await server.close()
+
+    assert asyncio.run(ask(str(pki / "authority.pem"))) == []
+    for ca in (None, str(pki / "stranger.pem")):
+        with pytest.raises(DeviceError, match="its certificate is not to be trusted"):
+            asyncio.run(ask(ca))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(DeviceError, match="Cannot connect"):
+        asyncio.run(ask(str(pki / "authority.pem")))
+    with pytest.raises(ConfigError, match=r"hub\.ca: .*token"):
+        asyncio.run(ask(token))
 
 
 def test_a_machine_has_its_name_for_itself(hub: Served) -> None:
