@@ -85,6 +85,11 @@ class Job:
     def acts(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
+    @property
+    def pid(self) -> int | None:
+        """Id of its process, which holds the lease of an arm."""
+        return None if self.process is None else self.process.pid
+
     async def begin(self) -> None:
         """Starts the process; its standard output is what it has to say, in lines of JSON."""
         with (self.folder / "log.txt").open("ab") as log:
@@ -212,6 +217,8 @@ class Agent:
         while True:
             try:
                 look = await asyncio.to_thread(self._state.machine)
+                pids = {lease["pid"] for device in look["devices"] for lease in device["held"]}
+                look["acting"] = [name for name, job in self._jobs.items() if job.pid in pids]
             except (RobotRLError, OSError) as error:  # it is still here
                 look = {"problems": [str(error)]}
             await self._send("", "look", look)

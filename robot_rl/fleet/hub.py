@@ -147,6 +147,9 @@ class Hub:
             raise _refused(web.HTTPNotFound, f"no machine {name!r} is connected")
         if job in node.jobs:
             raise _refused(web.HTTPConflict, f"job {job!r} is another run's already")
+        most = request.query.get("most", "")
+        if most.isdecimal() and len(node.jobs) > int(most):
+            raise _refused(web.HTTPPreconditionFailed, f"{name!r} has got other jobs meanwhile")
         node.jobs[job], orders = Waiting(), Waiting()
         passes = asyncio.create_task(_pass_on(node.connection, orders))
         try:

@@ -51,6 +51,10 @@ class TakenError(DeviceError):
     """Another peer has the name, perhaps our own connection of before the cut."""
 
 
+class FullError(DeviceError):
+    """Other runs were faster: the machine has more jobs than this run saw there."""
+
+
 class Connection:
     """Messages over one WebSocket, of either end."""
 
@@ -101,6 +105,7 @@ async def connected(hub: HubConfig, path: str, query: Mapping[str, str]) -> Asyn
     Raises:
         HubRefusedError: the hub does not let this peer in; the message says why.
         TakenError: it has a peer of this name.
+        FullError: the machine has more jobs than `query` allows with `most`.
         DeviceError: it cannot be reached, or does not know what is asked for.
     """
     import aiohttp
@@ -141,7 +146,7 @@ def _refusal(hub: HubConfig, status: int, headers: Mapping[str, str] | None) -> 
     why = f"hub {hub.address}: {(headers or {}).get(REASON, f'it answers with status {status}')}"
     if status in _REFUSALS:
         return HubRefusedError(why)
-    return TakenError(why) if status == 409 else DeviceError(why)
+    return {409: TakenError, 412: FullError}.get(status, DeviceError)(why)
 
 
 @contextmanager

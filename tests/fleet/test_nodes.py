@@ -27,10 +27,9 @@ from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import ORDER, make_app
 from robot_rl.rollout.hub_config import HubConfig
 from robot_rl.rollout.hub_connection import NAME, HubRefusedError, TakenError, connected, machines
-from robot_rl.rollout.on_node import _Remote, job_name, nodes_for
+from robot_rl.rollout.on_node import _Remote, job_name
 from robot_rl.rollout.spool import Spool
 from robot_rl.sched.leases import LeaseStore
-from robot_rl.sched.needs import Need
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from tests.runs import SMALL, folder_of, patient_station
@@ -199,7 +198,12 @@ def test_a_run_learns_on_an_arm_of_another_machine(
     held = list[str]()
     with agent(hub):
         until(lambda: machines(hub.joined))
-        looks = Meanwhile(hub, lambda: held.extend(leases_at(hub)))
+
+        def look() -> None:
+            held.extend(leases_at(hub))
+            until(lambda: machines(hub.joined)[0]["acting"] == machines(hub.joined)[0]["jobs"] != [])
+
+        looks = Meanwhile(hub, look)
         phases.run(run_of(hub))
         looks.join()
         until(lambda: not leases_at(hub))
@@ -350,26 +354,6 @@ def test_a_machine_has_its_name_for_itself(hub: Served) -> None:
 
     with pytest.raises(TakenError, match="node: 'lab' is connected already"):
         asyncio.run(join_twice())
-
-
-def test_a_run_knows_which_arm_is_nearest_to_what_it_needs(hub: Served) -> None:
-    arm = {"name": "arm-west", "kind": "robot", "real": True, "slots": 1, "labels": {"cell": "west"}}
-    held = [{"slots": 1, "holder": "train of ann"}]
-    nodes = [
-        {"name": "lab", "devices": [{**arm, "held": held}]},
-        {"name": "den", "devices": [{**arm, "held": []}]},
-    ]
-    need = Need(kind="robot", labels={"cell": "west"})
-    assert nodes_for(need, nodes) == ["den", "lab"], "the free one first"
-    assert nodes_for(replace(need, node="lab"), nodes) == ["lab"]
-    with pytest.raises(
-        DeviceError, match=r"Nearest is arm-west@lab, held by 'train of ann': its cell is west"
-    ):
-        nodes_for(Need(kind="robot", labels={"cell": "east"}), nodes)
-    with pytest.raises(DeviceError, match=r"it is on lab, not attic"):
-        nodes_for(Need(kind="robot", node="attic"), nodes)
-    with pytest.raises(DeviceError, match=r"no machine is connected to the hub\. `robot-rl agent` joins one"):
-        nodes_for(need, [])
 
 
 def test_a_job_has_a_name_that_can_be_a_folder() -> None:
