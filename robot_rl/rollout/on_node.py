@@ -216,7 +216,9 @@ class _Remote:
             most: other jobs that may be there already, else it is full; None: any number.
         """
         self._hub, self._node, self._job, self._say = hub, node, job, say
-        self._weights, self._sent_version, self._is_loaded = weights, -1, True
+        self._weights, self._is_loaded = weights, True
+        self._sent: tuple[int, int] | None = None
+        """Stamp of the weights that were sent last on this connection."""
         self._turns = queue.Queue[_Arrived]()
         self.received = self._taken = taken
         """Number of the last turn that has arrived."""
@@ -243,7 +245,7 @@ class _Remote:
 
     def offer(self, newest: Snapshot) -> None:
         """Sends weights, if they are others; only the newest of those that wait."""
-        if newest.version != self._weights.version:
+        if newest.stamp != self._weights.stamp:
             self._weights = newest
             self._wake()
 
@@ -306,7 +308,7 @@ class _Remote:
         """Talks to the job until the connection, or what acts there, ends."""
         has = self._taken if self._taken else None
         self._has_begun, self._wants_content = False, False
-        self._is_loaded, self._sent_version = True, -1
+        self._is_loaded, self._sent = True, None
         await hub.send("begin", {"alone_s": self._hub.alone_s, "has": has})
         sends = asyncio.create_task(self._send_news(hub))
         try:
@@ -339,7 +341,7 @@ class _Remote:
 
     async def _send_content(self, hub: Connection) -> None:
         job, weights = self._job, self._weights
-        self._sent_version = weights.version
+        self._sent = weights.stamp
         content = {"source": job.source, "holder": job.holder, "config": job.config, "files": dict(job.files)}
         await hub.send("content", {**content, "weights": encode_weights(weights)})
 
@@ -357,8 +359,8 @@ class _Remote:
             if self._taken > acknowledged:
                 acknowledged = self._taken
                 await hub.send("has", acknowledged)
-            if self._has_begun and self._is_loaded and self._weights.version != self._sent_version:
-                self._sent_version, self._is_loaded = self._weights.version, False
+            if self._has_begun and self._is_loaded and self._weights.stamp != self._sent:
+                self._sent, self._is_loaded = self._weights.stamp, False
                 await hub.send("weights", encode_weights(self._weights))
             await self._news.wait()
 

@@ -360,6 +360,7 @@ def test_a_job_has_a_name_that_can_be_a_folder() -> None:
     for parts in (("20261128-101500-small-seed0", "arm"), ("my run\n(2)", ""), ("..", "../x"), ("x" * 300,)):
         assert NAME.fullmatch(job_name(*parts)), parts
     assert job_name("my run", "arm") == "run-my-run-arm"
+    assert job_name("7c2f00a1", "arm", "x" * 300) != job_name("7c2f00a1", "other", "x" * 300)
 
 
 def test_a_run_without_its_machine_is_not_begun(hub: Served) -> None:
