@@ -43,6 +43,8 @@ _AWAY = 64
 """Turns that may be on their way to a run; it acknowledges those that it has."""
 _UNSENT = 6000
 """Turns that a run may leave unfetched while it is there: five minutes of an arm at 20 Hz."""
+_TAKEN_S = 6.0
+"""How long a name may be taken as the agent begins: the hub lets that of a killed one go after 4 s."""
 _END_S = 40.0
 """How long a job may take to bring its arm to rest."""
 _WORDS = 20
@@ -172,23 +174,29 @@ class Agent:
 
         Raises:
             HubRefusedError: the hub does not let this machine in: wrong token, or another version.
-            TakenError: another machine has the name.
+            TakenError: another machine has the name, and did not let it go within some seconds.
         """
         for name in await asyncio.to_thread(_left_over, self._folder):
             self._say(f"{name}: has steps that its run did not fetch; resume it, or remove the folder")
         watch, pauses, was_in = asyncio.create_task(self._watch()), back_off(*BACK_OFF_S), False
+        taken_s: float | None = None
+        """Since when the name is another's."""
         try:
             while True:
                 pause_s = next(pauses)
                 try:
                     async with connected(self._config.hub, "agent", {"node": self._config.name}) as hub:
                         self._say(f"connected to {self._config.hub.address} as {self._config.name}")
-                        pauses, was_in = back_off(*BACK_OFF_S), True
+                        pauses, was_in, taken_s = back_off(*BACK_OFF_S), True, None
                         pause_s = next(pauses)
                         await self._serve(hub)
                         self._say(f"{self._config.hub.address} is gone")
-                except TakenError:  # perhaps by our connection of before the cut
-                    if not was_in:
+                except TakenError as error:  # perhaps by our own connection of before
+                    now_s = time.monotonic()
+                    if taken_s is None:
+                        taken_s = now_s
+                        self._say(f"{error} Perhaps an agent that is gone still has it: waits for it")
+                    if not was_in and now_s - taken_s > _TAKEN_S:
                         raise
                 except DeviceError as error:
                     self._say(f"{error} Trying again in {pause_s:g} s")

@@ -13,11 +13,12 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from robot_rl.fleet import agent as agents
+from robot_rl.fleet import hub as hubs
 from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import make_app
 from robot_rl.rollout import hub_connection
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import Connection, connected
+from robot_rl.rollout.hub_connection import Connection, TakenError, connected
 
 TOKEN = "a token of the tests"
 Use = Callable[[HubConfig, Agent], Awaitable[Any]]
@@ -238,6 +239,50 @@ def test_a_peer_that_answers_no_ping_is_gone(
             with pytest.raises(ConnectionError):
                 await run.turns(10_000)
         server.close()
+
+    together(use)
+
+
+@asynccontextmanager
+async def beginning(
+    hub: HubConfig, name: str = "lab"
+) -> AsyncGenerator[tuple[asyncio.Task[None], list[str]]]:
+    """Begins another agent; yields its task, and what it says."""
+    says = list[str]()
+    task = asyncio.create_task(Agent(AgentConfig(hub=hub, name=name), says.append).run())
+    try:
+        yield task, says
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_machine_has_its_name_for_itself(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_TAKEN_S", 0.3)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with beginning(hub) as (second, says):
+            with pytest.raises(TakenError, match="node: 'lab' is connected already"):
+                await second
+        assert len(says) == 1, "once, in however many attempts"
+        assert agent._hub is not None
+
+    together(use)
+
+
+def test_an_agent_gets_the_name_of_one_that_was_killed(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before shows nothing more, and its connection was cut without a word."""
+    monkeypatch.setattr(hubs, "_SILENT_S", 1.2)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with connected(hub, "agent", {"node": "den"}), beginning(hub, "den") as (_, says):
+            await until(lambda: len(says) == 2)
+            assert "waits for it" in says[0]
+            assert says[1].endswith("as den")
 
     together(use)
 

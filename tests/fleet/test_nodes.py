@@ -26,7 +26,7 @@ from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import ORDER, make_app
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import NAME, HubRefusedError, TakenError, connected, machines
+from robot_rl.rollout.hub_connection import NAME, HubRefusedError, machines
 from robot_rl.rollout.on_node import _Remote, job_name
 from robot_rl.rollout.spool import Spool
 from robot_rl.sched.leases import LeaseStore
@@ -345,15 +345,6 @@ def test_a_hub_is_trusted_by_its_authority_over_tls_1_3(tmp_path: Path, token: s
         asyncio.run(ask(str(pki / "authority.pem")))
     with pytest.raises(ConfigError, match=r"hub\.ca: .*token"):
         asyncio.run(ask(token))
-
-
-def test_a_machine_has_its_name_for_itself(hub: Served) -> None:
-    async def join_twice() -> None:
-        async with connected(hub.joined, "agent", {"node": "lab"}):
-            await Agent(AgentConfig(hub=hub.joined, name="lab")).run()
-
-    with pytest.raises(TakenError, match="node: 'lab' is connected already"):
-        asyncio.run(join_twice())
 
 
 def test_a_job_has_a_name_that_can_be_a_folder() -> None:
