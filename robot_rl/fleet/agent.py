@@ -314,12 +314,10 @@ class Agent:
             if name not in self._here:  # it has left meanwhile
                 return
             job.alone_since_s = None
-            self._stop_pump(name)
-            self._pumps[name] = asyncio.create_task(self._pump(name, job))
-            if job.acts or job.failure:
-                await self._send(name, "begun", None)
-            else:
-                await self._send(name, "needs", None)
+            self._stop_pump(name)  # before the answer: turns that precede it are of the connection before
+            await self._send(name, "begun" if job.acts or job.failure else "needs", None)
+            if name in self._here:
+                self._pumps[name] = asyncio.create_task(self._pump(name, job))
 
     async def _start(self, name: str, content: dict[str, Any]) -> None:
         """Starts the process of a job with what the run has sent for it."""

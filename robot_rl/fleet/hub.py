@@ -166,10 +166,12 @@ class Hub:
                 answers.cancel()
                 self._open.discard(socket)
         finally:
-            del node.jobs[job]
             orders.put_nowait([job, "alone", None])
             orders.put_nowait(None)
-            await passes
+            try:
+                await passes
+            finally:  # not before: what the run's next connection sends must not come first
+                del node.jobs[job]
         return socket
 
     async def _opened(self, request: web.Request) -> web.WebSocketResponse:

@@ -307,13 +307,14 @@ class _Remote:
     async def _talk(self, hub: Connection) -> None:
         """Talks to the job until the connection, or what acts there, ends."""
         has = self._taken if self._taken else None
-        self._has_begun, self._wants_content = False, False
+        self._has_begun, self._wants_content, is_answered = False, False, False
         self._is_loaded, self._sent = True, None
         await hub.send("begin", {"alone_s": self._hub.alone_s, "has": has})
         sends = asyncio.create_task(self._send_news(hub))
         try:
             async for kind, body in hub.messages():
                 self._note_reached()
+                is_answered = is_answered or kind in ("needs", "begun")
                 if kind == "needs":
                     self._wants_content = True
                 elif kind == "begun":
@@ -322,7 +323,7 @@ class _Remote:
                     self._is_loaded = True
                 elif kind == "says":
                     self._say(f"{self._node}: {body}")
-                elif kind == "turn":
+                elif kind == "turn" and is_answered:  # else it was on its way to the connection before
                     self._arrive(int(body["number"]), body["turn"])
                 elif kind == "failed":
                     self.failure = str(body)

@@ -19,6 +19,8 @@ from robot_rl.fleet.server import make_app
 from robot_rl.rollout import hub_connection
 from robot_rl.rollout.hub_config import HubConfig
 from robot_rl.rollout.hub_connection import Connection, TakenError, connected
+from robot_rl.rollout.on_node import NodeJob, _Remote
+from robot_rl.rollout.weights import Snapshot
 
 TOKEN = "a token of the tests"
 Use = Callable[[HubConfig, Agent], Awaitable[Any]]
@@ -86,6 +88,7 @@ class Run:
         """Begins the job, or goes on with it; returns what the agent answers first."""
         await self.send("begin", {"alone_s": alone_s, "has": has})
         kind, _ = await self.get("needs", "begun")
+        self._kept.clear()  # it was on its way to the connection before
         if kind == "needs":
             content = {"source": "arm", "holder": "test", "files": {"policy": b"p"}, "weights": b"w"}
             await self.send("content", {**content, "config": json.dumps(job)})
@@ -121,6 +124,29 @@ def test_turns_arrive_in_order_and_go_on_after_a_cut(together: Callable[[Use], A
             await run.send("end", None)
             await run.get("ended")
         assert not job_folder().exists()
+
+    together(use)
+
+
+def test_a_turn_on_its_way_to_the_connection_before_is_none_of_this_one(
+    together: Callable[[Use], Any],
+) -> None:
+    """The run has 17 turns. If it took 28 here it would pass over those between, which are sent next."""
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        job = NodeJob(name="run-arm", source="arm", holder="test", config="", files={})
+        async with connected(hub, "agent", {"node": "den"}) as way:
+            remote = _Remote(hub, "den", job, Snapshot(0, 0, {}), 17, lambda _: None, None)
+            messages = way.messages()
+            assert (await anext(messages))[1:] == ["begin", {"alone_s": 60.0, "has": 17}]
+            await way.send("run-arm", "turn", {"number": 28, "turn": b"late"})
+            await way.send("run-arm", "begun", None)
+            for number in range(18, 30):
+                await way.send("run-arm", "turn", {"number": number, "turn": b""})
+            got = [await asyncio.to_thread(remote.take, 10.0) for _ in range(12)]
+            await way.send("run-arm", "failed", "over")
+            await asyncio.to_thread(remote.close, "rest")
+        assert [(one.number, one.follows) for one in got if one] == [(at, True) for at in range(18, 30)]
 
     together(use)
 
