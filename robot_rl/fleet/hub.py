@@ -71,11 +71,20 @@ class Hub:
         self._orders = itertools.count(1)
         self._open = set[web.WebSocketResponse]()
 
-    def look(self) -> list[Json]:
-        """Returns what is known of each machine, by name; ready for `json.dumps`."""
+    def look(self, here: str) -> list[Json]:
+        """Returns what is known of each machine, by name; ready for `json.dumps`.
+
+        Args: here: the hub's own `place`; an agent that has it shows the hub's machine.
+        """
         now_s = time.monotonic()
         return [
-            {**node.look, "name": name, "silent_s": now_s - node.heard_s, "jobs": sorted(node.jobs)}
+            {
+                **node.look,
+                "name": name,
+                "silent_s": now_s - node.heard_s,
+                "jobs": sorted(node.jobs),
+                "is_here": node.look.get("place") == here,
+            }
             for name, node in sorted(self.nodes.items())
         ]
 

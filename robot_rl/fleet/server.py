@@ -108,7 +108,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     async def look(_: web.Request) -> web.StreamResponse:
         async with looking:  # one look at a time, however many pages are open
             seen = await asyncio.to_thread(state.look)
-        return web.json_response({**seen, "nodes": hub.look()})
+        return web.json_response({**seen, "nodes": hub.look(seen["place"])})
 
     async def stop(request: web.Request) -> web.StreamResponse:
         return await _ordered(request, stop_arm)

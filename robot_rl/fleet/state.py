@@ -16,7 +16,7 @@ from robot_rl.real.launch import ABOUT, socket_folders
 from robot_rl.real.link import LinkError
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 from robot_rl.sched.inventory import discover
-from robot_rl.sched.lease import Lease, wall_s
+from robot_rl.sched.lease import Lease, this_process, wall_s
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.telemetry.metrics import FILE_NAME
 from robot_rl.telemetry.runs import RunRecord, load_run
@@ -53,6 +53,7 @@ class FleetState:
                 problems.append(str(error))
         return {
             "at_s": time.time(),
+            "place": _place(store.path),
             "problems": problems,
             "devices": _devices(specs, store.active(), store),
             "waiting": [
@@ -93,6 +94,12 @@ class FleetState:
             "base": record.summary.get("base_success"),
             "final": record.summary.get("final_success"),
         }
+
+
+def _place(path: Path) -> str:
+    """Returns what no other lease file has: an agent on the hub's machine shows the same devices."""
+    found = path.stat()
+    return f"{this_process().boot} {found.st_dev} {found.st_ino}"
 
 
 def _devices(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseStore) -> list[Json]:

@@ -18,7 +18,7 @@ from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import make_app
 from robot_rl.rollout import hub_connection
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import Connection, TakenError, connected
+from robot_rl.rollout.hub_connection import Connection, TakenError, connected, machines
 from robot_rl.rollout.on_node import NodeJob, _Remote
 from robot_rl.rollout.weights import Snapshot
 
@@ -265,6 +265,23 @@ def test_a_peer_that_answers_no_ping_is_gone(
             with pytest.raises(ConnectionError):
                 await run.turns(10_000)
         server.close()
+
+    together(use)
+
+
+def test_the_hub_knows_the_agent_of_its_own_machine(together: Callable[[Use], Any]) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with connected(hub, "agent", {"node": "den"}) as den:
+            await den.send("", "look", {"devices": [], "place": "another machine's"})
+            looks = dict[str, Any]()
+
+            async def look() -> None:
+                found = await asyncio.to_thread(machines, hub)
+                looks.update((one["name"], one) for one in found)
+
+            while not all(looks.get(name, {}).get("place") for name in ("lab", "den")):
+                await look()
+            assert {name: one["is_here"] for name, one in looks.items()} == {"lab": True, "den": False}
 
     together(use)
 

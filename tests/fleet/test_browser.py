@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from robot_rl.bench.trials import command_line
 from robot_rl.real.launch import StationProcesses
+from robot_rl.rollout.hub_config import HubConfig
+from robot_rl.rollout.hub_connection import machines
 from robot_rl.sched.leases import LeaseStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -109,9 +112,19 @@ def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: An
     stops = LeaseStore(tmp_path / "lab" / "leases.db")
     stops.stop("arm-sim_in_process", "a protective stop", "deploy")
     hub = [f"hub.address={page.split('/?')[0]}", f"hub.token_file={tmp_path / 'state' / 'fleet.token'}"]
-    with subprocess.Popen(command_line("agent", "name=lab", *hub), env=state) as joined:
+    with (
+        subprocess.Popen(command_line("agent", "name=here", *hub)) as same,
+        subprocess.Popen(command_line("agent", "name=lab", *hub), env=state) as joined,
+        ExitStack() as ends,
+    ):
+        ends.callback(same.terminate)
+        ends.callback(joined.terminate)
         browser.get(page)
         until(lambda: "1 other machine" in text("#totals"))
+        at = HubConfig(address=page.split("/?")[0], token_file=str(tmp_path / "state" / "fleet.token"))
+        until(lambda: [one["is_here"] for one in machines(at)] == [True, False])
+        time.sleep(2.0)
+        assert not browser.find_elements(By.CSS_SELECTOR, "[data-device='cpu on here']"), "it is shown once"
         row = '[data-device="arm-sim_in_process on lab"]'
         until(lambda: "a protective stop" in text(row))
         assert text(row).rstrip().endswith("lab")
@@ -121,7 +134,6 @@ def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: An
         browser.find_element(By.ID, "go").click()
         until(lambda: "a protective stop" not in text(row))
         assert not stops.stopped()
-        joined.terminate()
     until(lambda: "0 other machines" in text("#totals"))
     assert not text(row)
     assert not browser.get_log("browser")

@@ -106,8 +106,9 @@ const key = (one, name = one.id) => (one.on ? `${name} on ${one.on}` : name);
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function draw(state) {
-  const silent = state.nodes.filter((at) => at.silent_s > 4).map((at) => `${at.name} says nothing: what is shown of it is old`);
-  const everywhere = (what) => [state, ...state.nodes].flatMap((at) => (at[what] || []).map((one) => ({ ...one, on: at.name || "" })));
+  const nodes = state.nodes.filter((at) => !at.is_here); // an agent of this machine shows the same once more
+  const silent = nodes.filter((at) => at.silent_s > 4).map((at) => `${at.name} says nothing: what is shown of it is old`);
+  const everywhere = (what) => [state, ...nodes].flatMap((at) => (at[what] || []).map((one) => ({ ...one, on: at.name || "" })));
   const placed = everywhere("arms");
   const arms = placed.map(({ position_rad, ...still }) => still);
   show($("arms"), arms, arm, () => element("p", { text: "No arm is up.", cls: "empty" }));
@@ -122,9 +123,9 @@ function draw(state) {
   rows("waiting", waiting, (one) => element("tr", { children: [cell(key(one, one.device)), cell(one.priority), cell(one.who)] }), "nobody waits");
   rows("runs", state.runs, run, "no runs yet");
   const running = state.runs.filter((one) => one.state === "running").length;
-  $("totals").textContent = `${count(devices.length, "device")}, ${count(arms.length, "arm")} up, ${count(running, "run")}, ${waiting.length} waiting, ${count(state.nodes.length, "other machine")}`;
+  $("totals").textContent = `${count(devices.length, "device")}, ${count(arms.length, "arm")} up, ${count(running, "run")}, ${waiting.length} waiting, ${count(nodes.length, "other machine")}`;
   $("totals").className = "";
-  $("problems").textContent = [...silent, ...[state, ...state.nodes].flatMap((at) => at.problems || [])].join("; ");
+  $("problems").textContent = [...silent, ...[state, ...nodes].flatMap((at) => at.problems || [])].join("; ");
 }
 
 let order = null;
