@@ -178,7 +178,7 @@ class Hub:
             orders.put_nowait([job, "alone", None])
             orders.put_nowait(None)
             try:
-                await passes
+                await asyncio.shield(passes)  # its end arrives also where aiohttp cancels this
             finally:  # not before: what the run's next connection sends must not come first
                 del node.jobs[job]
         return socket

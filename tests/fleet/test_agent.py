@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
+from robot_rl.core.lock import ProcessLock
 from robot_rl.fleet import agent as agents
 from robot_rl.fleet import hub as hubs
 from robot_rl.fleet.agent import Agent, AgentConfig
@@ -20,6 +23,7 @@ from robot_rl.rollout import hub_connection
 from robot_rl.rollout.hub_config import HubConfig
 from robot_rl.rollout.hub_connection import Connection, TakenError, connected, machines
 from robot_rl.rollout.on_node import NodeJob, _Remote
+from robot_rl.rollout.spool import Spool
 from robot_rl.rollout.weights import Snapshot
 
 TOKEN = "a token of the tests"
@@ -326,6 +330,56 @@ def test_an_agent_gets_the_name_of_one_that_was_killed(
             await until(lambda: len(says) == 2)
             assert "waits for it" in says[0]
             assert says[1].endswith("as den")
+
+    together(use)
+
+
+def age(folder: Path, days: float) -> None:
+    then_s = time.time() - 86400.0 * days
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, times=(then_s, then_s))
+
+
+def left_by_a_run(name: str, *, days: float) -> Path:
+    """Returns the folder of a job with three turns that nobody has fetched since."""
+    spool = Spool(job_folder(name) / "turns")
+    for _ in range(3):
+        spool.put(b"x")
+    age(job_folder(name), days)
+    return job_folder(name)
+
+
+def test_what_no_run_has_fetched_for_too_long_is_deleted(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_CLEAN_S", 0.05)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        says = list[str]()
+        agent._say = says.append
+        job_folder("run-held").mkdir(parents=True)
+        lock = ProcessLock(job_folder("run-held") / "lock")  # its process lives
+        left_by_a_run("run-held", days=15)
+        left_by_a_run("run-newer", days=13)
+        async with joined(hub) as run:
+            await run.send("begin", {"alone_s": 1.0, "has": None})
+            await run.get("needs")
+            age(job_folder(), 15)  # its run is there
+            first = left_by_a_run("run-first", days=15)
+            await until(lambda: not first.exists())
+            second = left_by_a_run("run-second", days=15)
+            await until(lambda: not second.exists())
+        there = {path.name for path in first.parent.iterdir()}
+        lock.release()
+        assert there == {"run-arm", "run-held", "run-newer"}
+        text = "deleted, with 3 turns that its run did not fetch for 14 days (keep_days)"
+        assert says == [f"run-first: {text}", f"run-second: {text}"]
+        await until(lambda: not job_folder("run-held").exists())
+        await asyncio.sleep(0.3)
+        assert job_folder().exists(), "its run left now, whatever the wall clock says"
+        agent._jobs["run-arm"].alone_since_s = time.monotonic() - 86400.0 * 15
+        await until(lambda: not job_folder().exists())
+        assert not agent._jobs
 
     together(use)
 
