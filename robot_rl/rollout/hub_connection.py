@@ -123,20 +123,25 @@ async def connected(hub: HubConfig, path: str, query: Mapping[str, str]) -> Asyn
 
 
 def machines(hub: HubConfig) -> list[dict[str, Any]]:
-    """Returns what the hub knows of the machines that are connected to it.
+    """Returns what the hub knows of the machines that are connected to it; errors as of `fleet_state`."""
+    return fleet_state(hub)["nodes"]
+
+
+def fleet_state(hub: HubConfig) -> dict[str, Any]:
+    """Returns what the hub knows: of its own machine, and in `nodes` of those that are connected to it.
 
     Raises:
         HubRefusedError: it does not let us in.
         DeviceError: it cannot be reached.
     """
 
-    async def ask() -> list[dict[str, Any]]:
+    async def ask() -> dict[str, Any]:
         async with _session(hub) as session:
             with _reached(hub):
                 async with asyncio.timeout(_ASK_S), session.get("/state") as answer:
                     if answer.status != 200:
                         raise _refusal(hub, answer.status, answer.headers)
-                    return (await answer.json())["nodes"]
+                    return await answer.json()
 
     return asyncio.run(ask())
 

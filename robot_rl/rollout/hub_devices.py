@@ -27,7 +27,9 @@ def spec_of(node: str, row: Mapping[str, Any]) -> DeviceSpec:
         name=f"{row['name']}@{node}",
         kind=row["kind"],
         real=row["real"],
+        caps=frozenset(row["caps"]),
         slots=row["slots"],
+        control_hz=row["control_hz"],
         node=node,
         labels=row["labels"],
     )

@@ -27,7 +27,14 @@ WEST = Need(kind="robot", labels={"cell": "west"})
 
 
 def arm(name: str = "arm-west", *, holder: str = "") -> dict[str, Any]:
-    known = {"name": name, "kind": "robot", "real": True, "slots": 1, "labels": {"cell": "west"}}
+    known: dict[str, Any] = {
+        "name": name,
+        "kind": "robot",
+        "real": True,
+        "slots": 1,
+        "labels": {"cell": "west"},
+    }
+    known |= {"caps": [], "control_hz": 20.0}
     return {**known, "held": [{"slots": 1, "holder": holder, "pid": 1}] if holder else []}
 
 
