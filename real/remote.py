@@ -183,7 +183,7 @@ class Door:
                 connection.do_handshake()
         except OSError as error:
             _hang_up(connection)
-            raise DeviceError(f"refused a client: {_tls_reason(error)}") from error
+            raise DeviceError(f"refused a client: {tls_reason(error)}") from error
         watch_peer(connection)
         link = Link(connection)
         link.max_message_bytes = _HELLO_BYTES
@@ -229,7 +229,11 @@ class PolicyClient:
         """
         self.config = config
         self._token = "" if config.token_file is None else read_token(config.token_file)
-        self._context = _client_context(config) if config.parts[0] == "tls" else None
+        self._context = None
+        if config.parts[0] == "tls":
+            self._context = client_context(config.ca)
+            if config.cert is not None:
+                _load_chain(self._context, config.cert, config.key)
         self._expect = dict(expect or {})
         self._number = 0
         self._closing = threading.Event()
@@ -323,7 +327,7 @@ class PolicyClient:
                 connection = self._context.wrap_socket(connection, server_hostname=host)
         except ssl.SSLError as error:
             connection.close()
-            raise DeviceError(f"{self._at()}: {_tls_reason(error)}") from error
+            raise DeviceError(f"{self._at()}: {tls_reason(error)}") from error
         except OSError as error:
             connection.close()
             raise ServerGoneError(f"{self._at()}: {error}") from error
@@ -405,23 +409,25 @@ def receive_one(link: Link, timeout_s: float, closing: threading.Event | None = 
         link.wait(min(left_s, 0.2))
 
 
-def read_token(path: str) -> str:
+def read_token(path: str, *, at: str = "token_file", remedy: str = "") -> str:
     """Returns the first line of a file that no other user may read.
+
+    Args: at: the setting. remedy: how a person gets such a file.
 
     Raises:
         ConfigError: it is missing, readable by others, or too short to be a secret.
     """
+    remedy = remedy or f"`openssl rand -hex 32 > {path}` makes one."
     try:
         mode, lines = Path(path).stat().st_mode, Path(path).read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"token_file: {path}: {error}") from error
+        raise ConfigError(f"{at}: {path}: {getattr(error, 'strerror', None) or error}. {remedy}") from error
     token = lines[0].strip() if lines else ""
     if mode & 0o077:
-        raise ConfigError(f"token_file: {path} may be read by others. `chmod 600 {path}`")
+        raise ConfigError(f"{at}: {path} may be read by others. `chmod 600 {path}`")
     if len(token) < _MIN_TOKEN_LETTERS:
         raise ConfigError(
-            f"token_file: {path}: {len(token)} letters, allowed: {_MIN_TOKEN_LETTERS} or more. "
-            f"`openssl rand -hex 32 > {path}` makes one."
+            f"{at}: {path}: {len(token)} letters, allowed: {_MIN_TOKEN_LETTERS} or more. {remedy}"
         )
     return token
 
@@ -447,13 +453,20 @@ def _server_context(config: DoorConfig) -> ssl.SSLContext:
     return context
 
 
-def _client_context(config: RemoteConfig) -> ssl.SSLContext:
-    context = ssl.create_default_context() if config.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def client_context(ca: str | None, *, at: str = "ca") -> ssl.SSLContext:
+    """Returns the TLS 1.3 of a client.
+
+    Args:
+        ca: authority that signed the server's certificate (PEM); those that the system trusts if None.
+        at: its setting.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no certificate.
+    """
+    context = ssl.create_default_context() if ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if config.ca is not None:
-        _load_authority(context, "ca", config.ca)
-    if config.cert is not None:
-        _load_chain(context, config.cert, config.key)
+    if ca is not None:
+        _load_authority(context, at, ca)
     return context
 
 
@@ -481,7 +494,8 @@ def _hang_up(connection: socket.socket) -> None:
     connection.close()
 
 
-def _tls_reason(error: OSError) -> str:
+def tls_reason(error: OSError) -> str:
+    """Returns why TLS did not come about, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not to be trusted: {error.verify_message}"
     reason = getattr(error, "reason", None) or str(error)

@@ -1,11 +1,12 @@
-"""`robot-rl devices`: lists the devices of this machine and their leases."""
+"""`robot-rl devices`: lists the devices of this machine, or of a fleet's machines, and their leases."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import ConfigError, DeviceError, require
-from robot_rl.hal.device import DeviceSpec
+from robot_rl.hal.device import KINDS, DeviceSpec
 from robot_rl.real.found import Found, on_graph, ports
 from robot_rl.real.inventory import enter, leave, stations
 from robot_rl.real.inventory import specs as station_specs
@@ -22,6 +23,7 @@ from robot_rl.real.ros2.node import open_node
 from robot_rl.sched.inventory import discover
 from robot_rl.sched.lease import wall_s
 from robot_rl.sched.leases import Lease, LeaseStore
+from robot_rl.sched.needs import Taken
 from robot_rl.worlds.inventory import specs as world_specs
 
 SUMMARY = "list CPU, GPUs, simulators and robots, and the programs that hold them"
@@ -41,20 +43,29 @@ What is connected and could be a station, with what its file would have to say:
 
   robot-rl devices find=all              serial ports, and arms on the ROS 2 graph
   robot-rl devices find=servos           asks the Feetech servos on free ports for their numbers
+
+Devices of all machines of a fleet, as `robot-rl fleet` knows them; hub.ca=<file> as for `robot-rl agent`:
+
+  robot-rl devices hub.address=https://<host>:8642 hub.token_file=<file>
 """
 _FIND = ("all", "ports", "servos", "ros2")
 _FIND_S = 3.0
 """How long to look for arms on the ROS 2 graph, unless find_s= says so."""
+_OF_HUB = ("hub.address", "hub.token_file", "hub.ca")
+_SILENT_S = 4.0
+"""An agent shows every second what is there."""
 
 
 def run(argv: list[str]) -> int:
     """Prints the devices with their leases; with `--json` the last line is one JSON object."""
     parser = parser_of("devices", SUMMARY, _ABOUT)
     parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="clear=, by=, add=, remove= or find=, see above"
+        "words", nargs="*", metavar="key=value", help="clear=, by=, add=, remove=, find= or hub.*=, see below"
     )
     words = parser.parse_args(argv)
     given = {key: value for key, _, value in (word.partition("=") for word in words.words)}
+    if given.keys() & set(_OF_HUB):
+        return _list_fleet(given, is_json=words.json)
     store = LeaseStore()
     _change(store, given)
     specs, leases = [*discover(), *station_specs(), *world_specs()], store.active()
@@ -83,6 +94,74 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _list_fleet(given: Mapping[str, str], *, is_json: bool) -> int:
+    """Prints the devices of all machines that a hub knows; with `is_json` the last line is one JSON object.
+
+    Raises:
+        ConfigError: another word, or no address.
+        DeviceError: the hub cannot be reached, or does not let us in.
+    """
+    from robot_rl.rollout.hub_config import HubConfig  # msgpack: not for this machine's devices
+    from robot_rl.rollout.hub_connection import fleet_state
+    from robot_rl.rollout.hub_devices import occupied, spec_of
+
+    for key in (one for one in given if one not in _OF_HUB):
+        raise ConfigError(
+            f"devices: got {key!r} with a hub, allowed: {', '.join(_OF_HUB)}. Clear, add and remove at the "
+            "machine itself; the fleet page clears, too."
+        )
+    require("hub.address" in given, "hub.address", None, "https://<host>:8642 of `robot-rl fleet`")
+    address, token_file, ca = (given.get(key) for key in _OF_HUB)
+    nodes = _with_hub(fleet_state(HubConfig(address=address, token_file=token_file, ca=ca)))
+    specs, taken, lines = list[DeviceSpec](), list[Taken](), list[str]()
+    for node in nodes:
+        for row in node.get("devices", []):
+            if row["kind"] in KINDS:  # else it is leased, and is not there
+                specs.append(spec_of(node["name"], row))
+            taken += occupied(node["name"], row)
+        lines += _notes(node)
+    console = Console()
+    console.print(device_table(specs, taken))
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+    total, names = sum(spec.slots for spec in specs), {spec.name for spec in specs}
+    free = total - sum(one.slots for one in taken if one.device in names)
+    console.print(f"{len(specs)} devices of {len(nodes)} machines, {free} of {total} slots free")
+    if is_json:
+        print(json.dumps({"machines": nodes}))
+    return 0
+
+
+def _with_hub(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the machines of a fleet by name: the hub's own, too, once if it has an agent."""
+    nodes: list[dict[str, Any]] = list(state["nodes"])
+    if not any(node["is_here"] for node in nodes):
+        host = next((row["node"] for row in state["devices"] if "node" in row), "hub")
+        name = "hub" if any(node["name"] == host for node in nodes) else host
+        shown = {key: state[key] for key in ("devices", "waiting", "arms", "problems")}
+        nodes.append({**shown, "name": name, "silent_s": 0.0, "jobs": [], "is_here": True})
+    return sorted(nodes, key=lambda node: node["name"])
+
+
+def _notes(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what a person may want to know of a machine: leases, stops, and what is wrong."""
+    if node["silent_s"] > _SILENT_S:
+        yield f"{node['name']}: has been silent for {node['silent_s']:.0f} s; what is shown of it is old"
+    for row in node.get("devices", []):
+        at = f"{row['name']}@{node['name']}"
+        for held in row["held"]:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(held["since_s"]))
+            yield f"{at}: held by {held['holder']!r} (pid {held['pid']} on {held['host']}) since {since}"
+            if held["wanted_by"]:
+                yield f"{at}: {held['wanted_by']!r} takes it soon"
+        if row["stopped"]:
+            yield f"{at}: stopped: {row['stopped']['reason']}, under {row['stopped']['holder']!r}"
+        elif row["refusal"]:
+            yield f"{at}: {row['refusal']}"
+    for problem in node.get("problems", []):
+        yield f"{node['name']}: {problem}"
+
+
 def _change(store: LeaseStore, given: Mapping[str, str]) -> None:
     """Ends the stop of the device in `clear=`, enters the station in `add=`, or takes out that in `remove=`.
 
@@ -93,7 +172,7 @@ def _change(store: LeaseStore, given: Mapping[str, str]) -> None:
         if key not in ("clear", "by", "add", "remove", "find", "find_s"):
             raise ConfigError(
                 f"devices: got {key!r}, allowed: clear=<device> by=<your name>, add=<station>, "
-                f"remove=<station>, find={'|'.join(_FIND)}, find_s=<seconds>."
+                f"remove=<station>, find={'|'.join(_FIND)}, find_s=<seconds>, hub.address=<address>."
             )
     require("find" in given or "find_s" not in given, "find_s", given.get("find_s"), "with find= alone")
     if "add" in given:
@@ -142,7 +221,7 @@ def _found(given: Mapping[str, str], console: Console) -> list[Found]:
     return found
 
 
-def device_table(specs: Sequence[DeviceSpec], leases: Sequence[Lease]) -> Table:
+def device_table(specs: Sequence[DeviceSpec], leases: Sequence[Taken]) -> Table:
     """Returns one row for each device, also for a leased device that is no longer found."""
     table = Table(title="devices")
     for column in ("device", "kind", "free", "caps", "rate", "node", "labels", "held by"):
@@ -151,7 +230,7 @@ def device_table(specs: Sequence[DeviceSpec], leases: Sequence[Lease]) -> Table:
         held = [lease for lease in leases if lease.device == spec.name]
         free = spec.slots - sum(lease.slots for lease in held)
         table.add_row(
-            spec.name,
+            spec.name.removesuffix(f"@{spec.node}"),  # of a fleet's machine
             "real robot" if spec.real else spec.kind,
             f"{free}/{spec.slots}",
             " ".join(sorted(spec.caps)) or "-",

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -46,8 +47,12 @@ _AWAY = 64
 """Turns that may be on their way to a run; it acknowledges those that it has."""
 _UNSENT = 6000
 """Turns that a run may leave unfetched while it is there: five minutes of an arm at 20 Hz."""
+_TAKEN_S = 6.0
+"""How long a name may be taken as the agent begins: the hub lets that of a killed one go after 4 s."""
 _END_S = 40.0
 """How long a job may take to bring its arm to rest."""
+_CLEAN_S = 3600.0
+"""How often the folders of jobs are looked through for what is too old."""
 _WORDS = 20
 """What an arm has to say to a run that is away: the newest of it."""
 
@@ -61,8 +66,11 @@ class AgentConfig:
     """Of this machine: what runs need with `needs.node`."""
     runs: str = "runs"
     """Folder of run folders, which the hub shows."""
+    keep_days: float = 14.0
+    """Steps that no run has fetched for so long are deleted."""
 
     def __post_init__(self) -> None:
+        require(self.keep_days > 0, "keep_days", self.keep_days, "above 0")
         require(self.hub.address is not None, "hub.address", None, "https://<host>:8642 of `robot-rl fleet`")
         require(NAME.fullmatch(self.name) is not None, "name", self.name, "letters, digits, '.', '_' and '-'")
 
@@ -89,6 +97,16 @@ class Job:
     @property
     def acts(self) -> bool:
         return self.process is not None and self.process.returncode is None
+
+    def is_left(self, days: float) -> bool:
+        """Whether it has rested without its run for so long, by a clock that nobody sets."""
+        since_s = self.alone_since_s
+        return not self.acts and since_s is not None and time.monotonic() - since_s > 86400.0 * days
+
+    @property
+    def pid(self) -> int | None:
+        """Id of its process, which holds the lease of an arm."""
+        return None if self.process is None else self.process.pid
 
     async def begin(self) -> None:
         """Starts the process; its standard output is what it has to say, in lines of JSON."""
@@ -173,29 +191,38 @@ class Agent:
 
         Raises:
             HubRefusedError: the hub does not let this machine in: wrong token, or another version.
-            TakenError: another machine has the name.
+            TakenError: another machine has the name, and did not let it go within some seconds.
         """
         for name in await asyncio.to_thread(_left_over, self._folder):
-            self._say(f"{name}: has steps that its run did not fetch; resume it, or remove the folder")
-        watch, pauses, was_in = asyncio.create_task(self._watch()), back_off(*BACK_OFF_S), False
+            days = f"within {self._config.keep_days:g} days (keep_days)"
+            self._say(f"{name}: has steps that its run did not fetch; resume it {days}, or remove the folder")
+        watches = [asyncio.create_task(task) for task in (self._watch(), self._clean())]
+        pauses, was_in = back_off(*BACK_OFF_S), False
+        taken_s: float | None = None
+        """Since when the name is another's."""
         try:
             while True:
                 pause_s = next(pauses)
                 try:
                     async with connected(self._config.hub, "agent", {"node": self._config.name}) as hub:
                         self._say(f"connected to {self._config.hub.address} as {self._config.name}")
-                        pauses, was_in = back_off(*BACK_OFF_S), True
+                        pauses, was_in, taken_s = back_off(*BACK_OFF_S), True, None
                         pause_s = next(pauses)
                         await self._serve(hub)
                         self._say(f"{self._config.hub.address} is gone")
-                except TakenError:  # perhaps by our connection of before the cut
-                    if not was_in:
+                except TakenError as error:  # perhaps by our own connection of before
+                    now_s = time.monotonic()
+                    if taken_s is None:
+                        taken_s = now_s
+                        self._say(f"{error} Perhaps an agent that is gone still has it: waits for it")
+                    if not was_in and now_s - taken_s > _TAKEN_S:
                         raise
                 except DeviceError as error:
                     self._say(f"{error} Trying again in {pause_s:g} s")
                 await asyncio.sleep(pause_s)
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
             await asyncio.gather(self._pictures.close(), *(job.ended() for job in self._jobs.values()))
 
     async def _serve(self, hub: Connection) -> None:
@@ -219,6 +246,8 @@ class Agent:
         while True:
             try:
                 look = await asyncio.to_thread(self._state.machine)
+                pids = {lease["pid"] for device in look["devices"] for lease in device["held"]}
+                look["acting"] = [name for name, job in self._jobs.items() if job.pid in pids]
             except (RobotRLError, OSError) as error:  # it is still here
                 look = {"problems": [str(error)]}
             await self._send("", "look", look)
@@ -245,6 +274,22 @@ class Agent:
                 if time.monotonic() - job.alone_since_s > job.alone_s:
                     job.end()
                     self._say(f"{name}: its run was away for {job.alone_s:g} s; the arm rests")
+
+    async def _clean(self) -> None:
+        """Deletes, now and then, what no run has fetched for too long; never what a run or process uses."""
+        days = self._config.keep_days
+        while True:
+            for name in await asyncio.to_thread(_old, self._folder, days):
+                async with self._changing[name]:
+                    job = self._jobs.get(name)
+                    if name in self._here or (job is not None and not job.is_left(days)):
+                        continue
+                    self._jobs.pop(name, None)
+                    turns = await asyncio.to_thread(_delete, self._folder / name)
+                    if turns is not None:
+                        what = f"with {turns} turns that its run did not fetch for {days:g} days (keep_days)"
+                        self._say(f"{name}: deleted, {what}")
+            await asyncio.sleep(_CLEAN_S)
 
     async def _send(self, job: str, kind: str, body: Any) -> None:
         if self._hub is not None:  # what does not arrive is sent again
@@ -334,12 +379,10 @@ class Agent:
             if name not in self._here:  # it has left meanwhile
                 return
             job.alone_since_s = None
-            self._stop_pump(name)
-            self._pumps[name] = asyncio.create_task(self._pump(name, job))
-            if job.acts or job.failure:
-                await self._send(name, "begun", None)
-            else:
-                await self._send(name, "needs", None)
+            self._stop_pump(name)  # before the answer: turns that precede it are of the connection before
+            await self._send(name, "begun" if job.acts or job.failure else "needs", None)
+            if name in self._here:
+                self._pumps[name] = asyncio.create_task(self._pump(name, job))
 
     async def _start(self, name: str, content: dict[str, Any]) -> None:
         """Starts the process of a job with what the run has sent for it."""
@@ -445,3 +488,30 @@ def _left_over(folder: Path) -> list[str]:
             shutil.rmtree(job, ignore_errors=True)
         lock.release()
     return found
+
+
+def _old(folder: Path, keep_days: float) -> list[str]:
+    """Returns the jobs of which nothing was written or fetched for so long."""
+    before_s = time.time() - 86400.0 * keep_days
+    return [job.name for job in sorted(folder.glob("*")) if _touched_s(job) < before_s]
+
+
+def _touched_s(job: Path) -> float:
+    """Returns when turns came or went last, or settings or weights came, in seconds since 1970."""
+    try:
+        paths = [path for path in job.glob("*") if path.name != "lock"]  # each agent that begins takes that
+        return max(path.stat().st_mtime for path in paths or [job])
+    except OSError:  # it is being changed
+        return math.inf
+
+
+def _delete(job: Path) -> int | None:
+    """Deletes a job's folder; returns how many turns were in it, or None if a process has it."""
+    try:
+        lock = ProcessLock(job / "lock")
+    except (HeldError, OSError):  # its process brings the arm to rest
+        return None
+    turns = sum(one.name.isdigit() for one in (job / "turns").glob("*"))
+    shutil.rmtree(job, ignore_errors=True)
+    lock.release()
+    return turns

@@ -74,8 +74,11 @@ class Hub:
         self._orders = itertools.count(1)
         self._open = set[web.WebSocketResponse]()
 
-    def look(self) -> list[Json]:
-        """Returns what is known of each machine, by name; ready for `json.dumps`."""
+    def look(self, here: str) -> list[Json]:
+        """Returns what is known of each machine, by name; ready for `json.dumps`.
+
+        Args: here: the hub's own `place`; an agent that has it shows the hub's machine.
+        """
         now_s = time.monotonic()
         return [
             {
@@ -84,6 +87,7 @@ class Hub:
                 "name": name,
                 "silent_s": now_s - node.heard_s,
                 "jobs": sorted(node.jobs),
+                "is_here": node.look.get("place") == here,
             }
             for name, node in sorted(self.nodes.items())
         ]
@@ -179,6 +183,9 @@ class Hub:
             raise _refused(web.HTTPNotFound, f"no machine {name!r} is connected")
         if job in node.jobs:
             raise _refused(web.HTTPConflict, f"job {job!r} is another run's already")
+        most = request.query.get("most", "")
+        if most.isdecimal() and len(node.jobs) > int(most):
+            raise _refused(web.HTTPPreconditionFailed, f"{name!r} has got other jobs meanwhile")
         node.jobs[job], orders = Waiting(), Waiting()
         passes = asyncio.create_task(_pass_on(node.connection, orders))
         try:
@@ -195,10 +202,12 @@ class Hub:
                 answers.cancel()
                 self._open.discard(socket)
         finally:
-            del node.jobs[job]
             orders.put_nowait([job, "alone", None])
             orders.put_nowait(None)
-            await passes
+            try:
+                await asyncio.shield(passes)  # its end arrives also where aiohttp cancels this
+            finally:  # not before: what the run's next connection sends must not come first
+                del node.jobs[job]
         return socket
 
     async def _opened(self, request: web.Request) -> web.WebSocketResponse:

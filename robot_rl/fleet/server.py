@@ -114,7 +114,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     async def look(_: web.Request) -> web.StreamResponse:
         async with looking:  # one look at a time, however many pages are open
             seen = await asyncio.to_thread(state.look)
-        return web.json_response({**seen, "nodes": hub.look()})
+        return web.json_response({**seen, "nodes": hub.look(seen["place"])})
 
     async def arm_of(request: web.Request, camera: str | None = None) -> Path:
         arm = request.match_info["name"]

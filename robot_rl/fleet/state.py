@@ -18,7 +18,7 @@ from robot_rl.real.messages import Status
 from robot_rl.real.station import StationConfig
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 from robot_rl.sched.inventory import discover
-from robot_rl.sched.lease import Lease, wall_s
+from robot_rl.sched.lease import Lease, this_process, wall_s
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.telemetry.metrics import FILE_NAME
 from robot_rl.telemetry.runs import RunRecord, load_run
@@ -62,6 +62,7 @@ class FleetState:
                 problems.append(str(error))
         return {
             "at_s": time.time(),
+            "place": _place(store.path),
             "problems": problems,
             "devices": _devices(specs, store.active(), store),
             "waiting": [
@@ -134,6 +135,12 @@ def _thinned(curve: list[list[float]]) -> list[list[float]]:
     """Returns at most `_POINTS` points of a curve, the last one among them."""
     every = max(1, math.ceil(len(curve) / _POINTS))
     return curve[::every][:-1] + curve[-1:]
+
+
+def _place(path: Path) -> str:
+    """Returns what no other lease file has: an agent on the hub's machine shows the same devices."""
+    found = path.stat()
+    return f"{this_process().boot} {found.st_dev} {found.st_ino}"
 
 
 def _devices(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseStore) -> list[Json]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from robot_rl.core.errors import ConfigError, require
-from robot_rl.real.remote import is_loopback
+from robot_rl.core.errors import require
+from robot_rl.real.remote import is_loopback, read_token
 from robot_rl.sched.lease_file import default_path
 
 
@@ -18,7 +18,7 @@ class HubConfig:
     address: str | None = None
     """https://<host>:8642; http:// for a hub of this machine alone."""
     token_file: str | None = None
-    """Holds the hub's token; that of this user on this machine if None."""
+    """Holds the hub's token, and only its owner may read it; that of this user on this machine if None."""
     ca: str | None = None
     """Authority that signed the hub's certificate (PEM); those that the system trusts if None."""
     alone_s: float = 60.0
@@ -41,18 +41,13 @@ class HubConfig:
         """Returns the hub's token.
 
         Raises:
-            ConfigError: there is no such file, or it is empty.
+            ConfigError: there is no such file, others may read it, or it is too short.
         """
         path = token_path() if self.token_file is None else Path(self.token_file).expanduser()
-        try:
-            token = path.read_text().strip()
-        except OSError as error:
-            raise ConfigError(
-                f"hub.token_file: {path}: {error.strerror}. Copy {token_path().name} of the machine where "
-                "`robot-rl fleet` runs; that command prints its path."
-            ) from error
-        require(bool(token), "hub.token_file", str(path), "a file with a token")
-        return token
+        remedy = (
+            f"Copy {token_path().name} of the machine where `robot-rl fleet` runs, which prints its path."
+        )
+        return read_token(str(path), at="hub.token_file", remedy=remedy)
 
 
 def token_path() -> Path:

@@ -18,6 +18,7 @@ import msgpack
 
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.real.remote import client_context, tls_reason
 from robot_rl.rollout.hub_config import HubConfig
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class HubRefusedError(ConfigError):
 
 class TakenError(DeviceError):
     """Another peer has the name, perhaps our own connection of before the cut."""
+
+
+class FullError(DeviceError):
+    """Other runs were faster: the machine has more jobs than this run saw there."""
 
 
 class Connection:
@@ -100,6 +105,7 @@ async def connected(hub: HubConfig, path: str, query: Mapping[str, str]) -> Asyn
     Raises:
         HubRefusedError: the hub does not let this peer in; the message says why.
         TakenError: it has a peer of this name.
+        FullError: the machine has more jobs than `query` allows with `most`.
         DeviceError: it cannot be reached, or does not know what is asked for.
     """
     import aiohttp
@@ -117,20 +123,25 @@ async def connected(hub: HubConfig, path: str, query: Mapping[str, str]) -> Asyn
 
 
 def machines(hub: HubConfig) -> list[dict[str, Any]]:
-    """Returns what the hub knows of the machines that are connected to it.
+    """Returns what the hub knows of the machines that are connected to it; errors as of `fleet_state`."""
+    return fleet_state(hub)["nodes"]
+
+
+def fleet_state(hub: HubConfig) -> dict[str, Any]:
+    """Returns what the hub knows: of its own machine, and in `nodes` of those that are connected to it.
 
     Raises:
         HubRefusedError: it does not let us in.
         DeviceError: it cannot be reached.
     """
 
-    async def ask() -> list[dict[str, Any]]:
+    async def ask() -> dict[str, Any]:
         async with _session(hub) as session:
             with _reached(hub):
                 async with asyncio.timeout(_ASK_S), session.get("/state") as answer:
                     if answer.status != 200:
                         raise _refusal(hub, answer.status, answer.headers)
-                    return (await answer.json())["nodes"]
+                    return await answer.json()
 
     return asyncio.run(ask())
 
@@ -140,7 +151,7 @@ def _refusal(hub: HubConfig, status: int, headers: Mapping[str, str] | None) -> 
     why = f"hub {hub.address}: {(headers or {}).get(REASON, f'it answers with status {status}')}"
     if status in _REFUSALS:
         return HubRefusedError(why)
-    return TakenError(why) if status == 409 else DeviceError(why)
+    return {409: TakenError, 412: FullError}.get(status, DeviceError)(why)
 
 
 @contextmanager
@@ -151,7 +162,8 @@ def _reached(hub: HubConfig) -> Generator[None]:
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        why = str(error) or "no answer"
+        cause = error.__cause__
+        why = tls_reason(cause) if isinstance(cause, ssl.SSLError) else str(error) or "no answer"
         raise DeviceError(f"hub {hub.address}: {why}. `robot-rl fleet` serves it.") from error
 
 
@@ -165,10 +177,7 @@ def _session(hub: HubConfig) -> ClientSession:
         import aiohttp
     except ModuleNotFoundError as error:
         raise ConfigError(f"hub: {error}. Install it: pip install 'robot_rl[fleet]'.") from error
-    try:
-        context = ssl.create_default_context(cafile=hub.ca)
-    except OSError as error:
-        raise ConfigError(f"hub.ca: got {hub.ca!r}, allowed: a PEM file: {error}") from error
+    context = client_context(hub.ca, at="hub.ca")
     headers = {"Authorization": f"Bearer {hub.token()}", VERSION: __version__}
     connector = aiohttp.TCPConnector(ssl=context)
     # A connection stays: only its beginning has a limit.

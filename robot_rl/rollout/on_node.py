@@ -17,29 +17,26 @@ import queue
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from robot_rl.core.errors import DeviceError, RobotRLError
 from robot_rl.data.transitions import Segment
-from robot_rl.hal.device import DeviceSpec
 from robot_rl.real.remote import back_off
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import BACK_OFF_S, Connection, connected, machines
+from robot_rl.rollout.hub_connection import BACK_OFF_S, Connection, FullError, connected, machines
+from robot_rl.rollout.hub_devices import nodes_for
 from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import Elsewhere
 from robot_rl.rollout.weights import Published, Snapshot, newest_of
 from robot_rl.rollout.wire import decode_turn, encode_weights
-from robot_rl.sched.needs import Need, choose
+from robot_rl.sched.needs import Need
 
 _LAG_S = 0.5
 """A learner that is so far behind what has arrived leaves updates out until it is not."""
 _END_S = 45.0
 """How long the arm may take to come to rest at the end."""
-_CHOSEN = Counter[str]()
-"""How many sources of this process act on each machine: the next one prefers another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,47 +58,6 @@ class NodeJob:
 def job_name(*parts: str) -> str:
     """Returns a name for a job; what cannot be in one becomes a dash."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(("run", *filter(None, parts))))[:100]
-
-
-@dataclass(frozen=True)
-class Occupied:
-    """Slots of another machine's device that somebody has."""
-
-    device: str
-    slots: int
-    holder: str
-
-
-def nodes_for(need: Need, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the machines that have what is needed, those with a free device first.
-
-    Args:
-        need: what a job needs.
-        nodes: what the hub knows of each machine.
-
-    Raises:
-        DeviceError: none has it; the message says what the nearest lacks, and who has that.
-    """
-    if not nodes:
-        raise DeviceError("needs.node: no machine is connected to the hub. `robot-rl agent` joins one.")
-    specs, taken = list[DeviceSpec](), list[Occupied]()
-    for node in nodes:
-        for row in node.get("devices", []):
-            if row["kind"] != need.kind or row.get("stopped") or row.get("refusal"):
-                continue
-            name = f"{row['name']}@{node['name']}"
-            specs.append(
-                DeviceSpec(
-                    name=name,
-                    kind=row["kind"],
-                    real=row["real"],
-                    slots=row["slots"],
-                    node=node["name"],
-                    labels=row["labels"],
-                )
-            )
-            taken += [Occupied(name, held["slots"], held["holder"]) for held in row["held"]]
-    return list(dict.fromkeys(spec.node for spec in choose(need, specs, taken)))
 
 
 class NodeSource(Elsewhere):
@@ -131,8 +87,8 @@ class NodeSource(Elsewhere):
         self._job, self._hub, self._need = job, hub, need
         self._wait_s, self._away_s, self._say = wait_s, away_s, say
         self._remote: _Remote | None = None
-        self._nodes: list[str] | None = None
-        """Machines that were not tried yet."""
+        self._failed = dict[str, str]()
+        """Why machines that were tried cannot act."""
         self.node, self._taken = "", 0
         """The machine that acts, and the number of the last turn that the run took from there."""
 
@@ -166,24 +122,31 @@ class NodeSource(Elsewhere):
         return turn.segment
 
     def _begin(self, newest: Snapshot) -> _Remote:
+        """Chooses a machine: the one of before, else the first with a free arm, else the first."""
         try:
-            if self._nodes is None:
-                found = nodes_for(self._need, machines(self._hub))
-                self._nodes = sorted(found, key=lambda node: (node != self.node, _CHOSEN[node]))
+            found = nodes_for(self._need, machines(self._hub))
         except RobotRLError as error:
-            raise ActorError(str(error)) from error
-        node = self._nodes.pop(0)
-        if node != self.node:
-            self.node, self._taken = node, 0
-        _CHOSEN[node] += 1
-        return _Remote(self._hub, node, self._job, newest, self._taken, self._say)
+            raise ActorError(" ".join((*self._failed.values(), str(error)))) from error
+        left = [node for node in found if node not in self._failed]
+        if not left:
+            raise ActorError(" ".join(self._failed.values()))
+        if self.node in left:  # it has the turns that were not fetched
+            most = None
+        else:
+            self.node, self._taken = left[0], 0
+            most = found[self.node]
+        return _Remote(self._hub, self.node, self._job, newest, self._taken, self._say, most)
 
     def _check(self, remote: _Remote) -> None:
-        """Goes to the next machine if this one cannot act.
+        """Leaves a machine that cannot act; the next turn chooses another one.
 
         Raises:
-            ActorError: there is no other, or this one acted before.
+            ActorError: it has to be this one, or this one acted before.
         """
+        if remote.is_full:
+            self._leave("rest")
+            self.node = ""
+            return
         if remote.failure:
             why = f"{self.node}: {remote.failure}"
         elif remote.away_since_s is not None and time.monotonic() - remote.away_since_s > self._away_s:
@@ -191,9 +154,10 @@ class NodeSource(Elsewhere):
         else:
             return
         self._leave("rest")
-        if self._taken or not self._nodes:
+        if self._taken or self._need.node is not None:
             raise ActorError(why)
-        self._say(f"{why} Trying {self._nodes[0]}")
+        self._failed[self.node] = why
+        self._say(f"{why} Looks for another machine")
 
     def rest(self) -> None:
         """Has the arm brought to rest and given back; the run needs no more of it."""
@@ -206,7 +170,6 @@ class NodeSource(Elsewhere):
     def _leave(self, how: str) -> None:
         if self._remote is not None:
             self._remote.close(how)
-            _CHOSEN[self.node] -= 1
             self._remote, self._begins = None, True
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,10 +202,23 @@ class _Remote:
         weights: Snapshot,
         taken: int,
         say: Callable[[str], None],
+        most: int | None,
     ) -> None:
-        """Begins to connect; Args: taken: number of the last turn that the run has from there, 0 for none."""
+        """Begins to connect.
+
+        Args:
+            hub: of the fleet.
+            node: name of the machine.
+            job: what acts there.
+            weights: that it begins with.
+            taken: number of the last turn that the run has from there, 0 for none.
+            say: gets what a person may want to know.
+            most: other jobs that may be there already, else it is full; None: any number.
+        """
         self._hub, self._node, self._job, self._say = hub, node, job, say
-        self._weights, self._sent_version, self._is_loaded = weights, -1, True
+        self._weights, self._is_loaded = weights, True
+        self._sent: tuple[int, int] | None = None
+        """Stamp of the weights that were sent last on this connection."""
         self._turns = queue.Queue[_Arrived]()
         self.received = self._taken = taken
         """Number of the last turn that has arrived."""
@@ -252,6 +228,8 @@ class _Remote:
         """Since when it cannot be reached; None while it can."""
         self.why, self.failure = "it was never reached", ""
         self._has_begun = self._was_reached = self._wants_content = False
+        self._most, self.is_full = most, False
+        """Whether other runs were faster, and no arm is free there any more."""
         self._leaves = ""
         """How it is left: `rest` or `end`."""
         self._loop = asyncio.new_event_loop()
@@ -267,7 +245,7 @@ class _Remote:
 
     def offer(self, newest: Snapshot) -> None:
         """Sends weights, if they are others; only the newest of those that wait."""
-        if newest.version != self._weights.version:
+        if newest.stamp != self._weights.stamp:
             self._weights = newest
             self._wake()
 
@@ -302,11 +280,17 @@ class _Remote:
     async def _keep(self) -> None:
         """Connects again and again, until it is left."""
         pauses, query = back_off(*BACK_OFF_S), {"node": self._node, "job": self._job.name}
+        if self._most is not None:
+            query["most"] = str(self._most)
         while True:
             try:
                 async with connected(self._hub, "job", query) as hub:
+                    query.pop("most", None)  # it has its place
                     await self._talk(hub)
                 pauses, self.why = back_off(*BACK_OFF_S), "its connection ended"
+            except FullError:
+                self.is_full = True
+                return
             except DeviceError as error:  # a refusal is none: it ends this
                 self.why = str(error)
             if self._leaves or self.failure:
@@ -323,13 +307,14 @@ class _Remote:
     async def _talk(self, hub: Connection) -> None:
         """Talks to the job until the connection, or what acts there, ends."""
         has = self._taken if self._taken else None
-        self._has_begun, self._wants_content = False, False
-        self._is_loaded, self._sent_version = True, -1
+        self._has_begun, self._wants_content, is_answered = False, False, False
+        self._is_loaded, self._sent = True, None
         await hub.send("begin", {"alone_s": self._hub.alone_s, "has": has})
         sends = asyncio.create_task(self._send_news(hub))
         try:
             async for kind, body in hub.messages():
                 self._note_reached()
+                is_answered = is_answered or kind in ("needs", "begun")
                 if kind == "needs":
                     self._wants_content = True
                 elif kind == "begun":
@@ -338,7 +323,7 @@ class _Remote:
                     self._is_loaded = True
                 elif kind == "says":
                     self._say(f"{self._node}: {body}")
-                elif kind == "turn":
+                elif kind == "turn" and is_answered:  # else it was on its way to the connection before
                     self._arrive(int(body["number"]), body["turn"])
                 elif kind == "failed":
                     self.failure = str(body)
@@ -357,7 +342,7 @@ class _Remote:
 
     async def _send_content(self, hub: Connection) -> None:
         job, weights = self._job, self._weights
-        self._sent_version = weights.version
+        self._sent = weights.stamp
         content = {"source": job.source, "holder": job.holder, "config": job.config, "files": dict(job.files)}
         await hub.send("content", {**content, "weights": encode_weights(weights)})
 
@@ -375,8 +360,8 @@ class _Remote:
             if self._taken > acknowledged:
                 acknowledged = self._taken
                 await hub.send("has", acknowledged)
-            if self._has_begun and self._is_loaded and self._weights.version != self._sent_version:
-                self._sent_version, self._is_loaded = self._weights.version, False
+            if self._has_begun and self._is_loaded and self._weights.stamp != self._sent:
+                self._sent, self._is_loaded = self._weights.stamp, False
                 await hub.send("weights", encode_weights(self._weights))
             await self._news.wait()
 

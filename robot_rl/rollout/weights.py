@@ -36,6 +36,11 @@ class Snapshot:
     is_own: bool = False
     """Whether they were compared with the checksum here, and nobody else has these tensors."""
 
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Version and checksum: a resumed learner counts to the same version with other weights."""
+        return self.version, self.checksum
+
 
 class Published(Protocol):
     """Where sources find the newest weights: the publisher, or its image in another process."""
@@ -106,6 +111,8 @@ class Subscriber:
         self._policy = policy
         self.version = -1
         """Learner updates behind the weights that act; -1 before the first."""
+        self._stamp: tuple[int, int] | None = None
+        """Of the weights that act, if they were loaded from a snapshot."""
 
     def refresh(self, published: Published) -> int:
         """Loads the newest weights if they are others than those that act; returns their version.
@@ -114,11 +121,11 @@ class Subscriber:
             WeightsError: nothing was published, or the weights were damaged on the way.
         """
         newest = newest_of(published)
-        if newest.version != self.version:
+        if newest.stamp != self._stamp:
             if not newest.is_own and checksum(newest.weights) != newest.checksum:
                 raise WeightsError(f"weights: version {newest.version} and its checksum differ.")
             load_weights(self._policy, newest.weights, take=newest.is_own)
-            self.version = newest.version
+            self.version, self._stamp = newest.version, newest.stamp
         return self.version
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,7 +133,7 @@ class Subscriber:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._policy.load_state_dict(state["policy"])
-        self.version = int(state["version"])
+        self.version, self._stamp = int(state["version"]), None
 
 
 def checksum(weights: Mapping[str, Tensor]) -> int:

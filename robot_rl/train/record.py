@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import secrets
 import shutil
 import subprocess
 from collections.abc import Generator, Iterable
@@ -18,9 +19,12 @@ from robot_rl import __version__
 from robot_rl.config.compose import CONFIG_REMEDY, read
 from robot_rl.config.used import renewed
 from robot_rl.core.errors import ConfigError, RobotRLError
-from robot_rl.core.files import make_folder, read_checked_text
+from robot_rl.core.files import make_folder, read_checked_text, replace_file
 from robot_rl.core.machine import usable_cores
 from robot_rl.train.config import RunConfig, check_device
+
+_IDENTITY = "identity"
+"""File with the run's random name, and the number of the folder that it was made in."""
 
 
 def new_folder(out: str, name: str) -> Path:
@@ -40,13 +44,33 @@ def new_folder(out: str, name: str) -> Path:
     raise ConfigError(f"out: {out!r} holds a thousand runs of this second. Choose another folder.")
 
 
+def identity_of(folder: Path) -> str:
+    """Returns a run's random name, which it keeps over all its lives; a copy of its folder gets another one.
+
+    What waits for a run on other machines is its own by that name: a copy must not take it. A folder that
+    was moved to another disk counts as a copy.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    file, here = folder / _IDENTITY, str(folder.stat().st_ino)
+    with contextlib.suppress(FileNotFoundError, ValueError):  # none yet, or a power cut took its content
+        identity, made_in = file.read_text().split()
+        if made_in == here:
+            return identity
+    identity = secrets.token_hex(4)
+    replace_file(file, f"{identity} {here}\n")
+    return identity
+
+
 @contextmanager
 def removed_if_refused(folder: Path) -> Generator[None]:
     """A block that begins a new run; one that is refused before it has done anything leaves no folder."""
     try:
         yield
     except (RobotRLError, KeyboardInterrupt) as error:
-        found = [path for path in folder.rglob("*") if path.is_file() and path.name != "config.yaml"]
+        early = ("config.yaml", _IDENTITY)
+        found = [path for path in folder.rglob("*") if path.is_file() and path.name not in early]
         if not any(path.stat().st_size for path in found):  # metrics.jsonl was opened, no row was written
             shutil.rmtree(folder, ignore_errors=True)
             getattr(error, "__notes__", []).clear()  # how to resume it

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,12 +15,17 @@ import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
+from robot_rl.core.lock import ProcessLock
 from robot_rl.fleet import agent as agents
+from robot_rl.fleet import hub as hubs
 from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import AGE, make_app
 from robot_rl.rollout import hub_connection
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import Connection, connected, machines
+from robot_rl.rollout.hub_connection import Connection, TakenError, connected, machines
+from robot_rl.rollout.on_node import NodeJob, _Remote
+from robot_rl.rollout.spool import Spool
+from robot_rl.rollout.weights import Snapshot
 
 TOKEN = "a token of the tests"
 Use = Callable[[HubConfig, Agent], Awaitable[Any]]
@@ -28,6 +35,7 @@ Use = Callable[[HubConfig, Agent], Awaitable[Any]]
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(agents, "_PROGRAM", "tests.fleet.fake_job")
+    (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text(TOKEN)
 
 
@@ -85,6 +93,7 @@ class Run:
         """Begins the job, or goes on with it; returns what the agent answers first."""
         await self.send("begin", {"alone_s": alone_s, "has": has})
         kind, _ = await self.get("needs", "begun")
+        self._kept.clear()  # it was on its way to the connection before
         if kind == "needs":
             content = {"source": "arm", "holder": "test", "files": {"policy": b"p"}, "weights": b"w"}
             await self.send("content", {**content, "config": json.dumps(job)})
@@ -205,6 +214,29 @@ def test_the_page_gets_pictures_of_another_machine(
     assert not Path(f"/proc/{pid}").exists(), "it ends with the agent"
 
 
+def test_a_turn_on_its_way_to_the_connection_before_is_none_of_this_one(
+    together: Callable[[Use], Any],
+) -> None:
+    """The run has 17 turns. If it took 28 here it would pass over those between, which are sent next."""
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        job = NodeJob(name="run-arm", source="arm", holder="test", config="", files={})
+        async with connected(hub, "agent", {"node": "den"}) as way:
+            remote = _Remote(hub, "den", job, Snapshot(0, 0, {}), 17, lambda _: None, None)
+            messages = way.messages()
+            assert (await anext(messages))[1:] == ["begin", {"alone_s": 60.0, "has": 17}]
+            await way.send("run-arm", "turn", {"number": 28, "turn": b"late"})
+            await way.send("run-arm", "begun", None)
+            for number in range(18, 30):
+                await way.send("run-arm", "turn", {"number": number, "turn": b""})
+            got = [await asyncio.to_thread(remote.take, 10.0) for _ in range(12)]
+            await way.send("run-arm", "failed", "over")
+            await asyncio.to_thread(remote.close, "rest")
+        assert [(one.number, one.follows) for one in got if one] == [(at, True) for at in range(18, 30)]
+
+    together(use)
+
+
 def test_an_arm_without_its_run_rests_and_keeps_what_it_did(together: Callable[[Use], Any]) -> None:
     async def use(hub: HubConfig, agent: Agent) -> None:
         async with joined(hub) as run:
@@ -319,6 +351,117 @@ def test_a_peer_that_answers_no_ping_is_gone(
             with pytest.raises(ConnectionError):
                 await run.turns(10_000)
         server.close()
+
+    together(use)
+
+
+def test_the_hub_knows_the_agent_of_its_own_machine(together: Callable[[Use], Any]) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with connected(hub, "agent", {"node": "den"}) as den:
+            await den.send("", "look", {"devices": [], "place": "another machine's"})
+            looks = dict[str, Any]()
+
+            async def look() -> None:
+                found = await asyncio.to_thread(machines, hub)
+                looks.update((one["name"], one) for one in found)
+
+            while not all(looks.get(name, {}).get("place") for name in ("lab", "den")):
+                await look()
+            assert {name: one["is_here"] for name, one in looks.items()} == {"lab": True, "den": False}
+
+    together(use)
+
+
+@asynccontextmanager
+async def beginning(
+    hub: HubConfig, name: str = "lab"
+) -> AsyncGenerator[tuple[asyncio.Task[None], list[str]]]:
+    """Begins another agent; yields its task, and what it says."""
+    says = list[str]()
+    task = asyncio.create_task(Agent(AgentConfig(hub=hub, name=name), says.append).run())
+    try:
+        yield task, says
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_machine_has_its_name_for_itself(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_TAKEN_S", 0.3)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with beginning(hub) as (second, says):
+            with pytest.raises(TakenError, match="node: 'lab' is connected already"):
+                await second
+        assert len(says) == 1, "once, in however many attempts"
+        assert agent._hub is not None
+
+    together(use)
+
+
+def test_an_agent_gets_the_name_of_one_that_was_killed(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before shows nothing more, and its connection was cut without a word."""
+    monkeypatch.setattr(hubs, "_SILENT_S", 1.2)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with connected(hub, "agent", {"node": "den"}), beginning(hub, "den") as (_, says):
+            await until(lambda: len(says) == 2)
+            assert "waits for it" in says[0]
+            assert says[1].endswith("as den")
+
+    together(use)
+
+
+def age(folder: Path, days: float) -> None:
+    then_s = time.time() - 86400.0 * days
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, times=(then_s, then_s))
+
+
+def left_by_a_run(name: str, *, days: float) -> Path:
+    """Returns the folder of a job with three turns that nobody has fetched since."""
+    spool = Spool(job_folder(name) / "turns")
+    for _ in range(3):
+        spool.put(b"x")
+    age(job_folder(name), days)
+    return job_folder(name)
+
+
+def test_what_no_run_has_fetched_for_too_long_is_deleted(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_CLEAN_S", 0.05)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        says = list[str]()
+        agent._say = says.append
+        job_folder("run-held").mkdir(parents=True)
+        lock = ProcessLock(job_folder("run-held") / "lock")  # its process lives
+        left_by_a_run("run-held", days=15)
+        left_by_a_run("run-newer", days=13)
+        async with joined(hub) as run:
+            await run.send("begin", {"alone_s": 1.0, "has": None})
+            await run.get("needs")
+            age(job_folder(), 15)  # its run is there
+            first = left_by_a_run("run-first", days=15)
+            await until(lambda: not first.exists())
+            second = left_by_a_run("run-second", days=15)
+            await until(lambda: not second.exists())
+        there = {path.name for path in first.parent.iterdir()}
+        lock.release()
+        assert there == {"run-arm", "run-held", "run-newer"}
+        text = "deleted, with 3 turns that its run did not fetch for 14 days (keep_days)"
+        assert says == [f"run-first: {text}", f"run-second: {text}"]
+        await until(lambda: not job_folder("run-held").exists())
+        await asyncio.sleep(0.3)
+        assert job_folder().exists(), "its run left now, whatever the wall clock says"
+        agent._jobs["run-arm"].alone_since_s = time.monotonic() - 86400.0 * 15
+        await until(lambda: not job_folder().exists())
+        assert not agent._jobs
 
     together(use)
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from robot_rl.bench.trials import command_line
 from robot_rl.config import dump
 from robot_rl.real.launch import StationProcesses
 from robot_rl.real.station import CameraConfig, load_station
+from robot_rl.rollout.hub_config import HubConfig
+from robot_rl.rollout.hub_connection import machines
 from robot_rl.sched.leases import LeaseStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -215,11 +218,21 @@ def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: An
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"step": 12345, "updates": 1, "phase": "bc", "wall_s": 1.0}\n')
     hub = [f"hub.address={page.split('/?')[0]}", f"hub.token_file={tmp_path / 'state' / 'fleet.token'}"]
-    with subprocess.Popen(
-        command_line("agent", "name=lab", f"runs={folder.parent}", *hub), env=state
-    ) as joined:
+    with (
+        subprocess.Popen(command_line("agent", "name=here", *hub)) as same,
+        subprocess.Popen(
+            command_line("agent", "name=lab", f"runs={folder.parent}", *hub), env=state
+        ) as joined,
+        ExitStack() as ends,
+    ):
+        ends.callback(same.terminate)
+        ends.callback(joined.terminate)
         browser.get(page)
         until(lambda: "1 other machine" in text("#totals"))
+        at = HubConfig(address=page.split("/?")[0], token_file=str(tmp_path / "state" / "fleet.token"))
+        until(lambda: [one["is_here"] for one in machines(at)] == [True, False])
+        time.sleep(2.0)
+        assert not browser.find_elements(By.CSS_SELECTOR, "[data-device='cpu on here']"), "it is shown once"
         row = '[data-device="arm-sim_in_process on lab"]'
         until(lambda: "a protective stop" in text(row))
         assert text(row).rstrip().endswith("lab")
@@ -231,7 +244,6 @@ def test_a_person_sees_another_machine_and_clears_its_arm(page: str, browser: An
         browser.find_element(By.ID, "go").click()
         until(lambda: "a protective stop" not in text(row))
         assert not stops.stopped()
-        joined.terminate()
     until(lambda: "0 other machines" in text("#totals"))
     assert not text(row)
     assert not browser.get_log("browser")

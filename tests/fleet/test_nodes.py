@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
 
 from robot_rl.cli.main import main
 from robot_rl.config import build, dump
@@ -24,11 +26,10 @@ from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import ORDER, make_app
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import NAME, HubRefusedError, TakenError, connected, machines
-from robot_rl.rollout.on_node import _Remote, job_name, nodes_for
+from robot_rl.rollout.hub_connection import NAME, HubRefusedError, machines
+from robot_rl.rollout.on_node import _Remote, job_name
 from robot_rl.rollout.spool import Spool
 from robot_rl.sched.leases import LeaseStore
-from robot_rl.sched.needs import Need
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from tests.runs import SMALL, folder_of, patient_station
@@ -43,6 +44,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, 0
+        (folder / "token").touch(0o600)
         (folder / "token").write_text(TOKEN)
         self.begin()
 
@@ -196,7 +198,12 @@ def test_a_run_learns_on_an_arm_of_another_machine(
     held = list[str]()
     with agent(hub):
         until(lambda: machines(hub.joined))
-        looks = Meanwhile(hub, lambda: held.extend(leases_at(hub)))
+
+        def look() -> None:
+            held.extend(leases_at(hub))
+            until(lambda: machines(hub.joined)[0]["acting"] == machines(hub.joined)[0]["jobs"] != [])
+
+        looks = Meanwhile(hub, look)
         phases.run(run_of(hub))
         looks.join()
         until(lambda: not leases_at(hub))
@@ -311,7 +318,8 @@ phases.run(read(RunConfig, Path(sys.argv[1])))
 def test_who_has_not_the_token_or_another_version_stays_out(
     hub: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "other").write_text("another token")
+    (tmp_path / "other").touch(0o600)
+    (tmp_path / "other").write_text("another token of 16 letters or more")
     wrong = replace(hub.joined, token_file=str(tmp_path / "other"))
     with pytest.raises(HubRefusedError, match="wrong token"):
         machines(wrong)
@@ -322,39 +330,49 @@ def test_who_has_not_the_token_or_another_version_stays_out(
         asyncio.run(Agent(AgentConfig(hub=hub.joined, name="lab")).run())
 
 
-def test_a_machine_has_its_name_for_itself(hub: Served) -> None:
-    async def join_twice() -> None:
-        async with connected(hub.joined, "agent", {"node": "lab"}):
-            await Agent(AgentConfig(hub=hub.joined, name="lab")).run()
+def test_a_token_that_others_may_read_is_none(hub: Served) -> None:
+    file = hub.folder / "token"
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"hub\.token_file: .* may be read by others\. `chmod 600"):
+        machines(hub.joined)
+    file.chmod(0o600)
+    file.write_text("short")
+    with pytest.raises(ConfigError, match=r"5 letters, allowed: 16 or more\. Copy fleet\.token of"):
+        machines(hub.joined)
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"No such file or directory\. Copy fleet\.token of"):
+        machines(hub.joined)
 
-    with pytest.raises(TakenError, match="node: 'lab' is connected already"):
-        asyncio.run(join_twice())
 
+def test_a_hub_is_trusted_by_its_authority_over_tls_1_3(tmp_path: Path, token: str, pki: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pki / "server.pem", pki / "server.key")
 
-def test_a_run_knows_which_arm_is_nearest_to_what_it_needs(hub: Served) -> None:
-    arm = {"name": "arm-west", "kind": "robot", "real": True, "slots": 1, "labels": {"cell": "west"}}
-    held = [{"slots": 1, "holder": "train of ann"}]
-    nodes = [
-        {"name": "lab", "devices": [{**arm, "held": held}]},
-        {"name": "den", "devices": [{**arm, "held": []}]},
-    ]
-    need = Need(kind="robot", labels={"cell": "west"})
-    assert nodes_for(need, nodes) == ["den", "lab"], "the free one first"
-    assert nodes_for(replace(need, node="lab"), nodes) == ["lab"]
-    with pytest.raises(
-        DeviceError, match=r"Nearest is arm-west@lab, held by 'train of ann': its cell is west"
-    ):
-        nodes_for(Need(kind="robot", labels={"cell": "east"}), nodes)
-    with pytest.raises(DeviceError, match=r"it is on lab, not attic"):
-        nodes_for(Need(kind="robot", node="attic"), nodes)
-    with pytest.raises(DeviceError, match=r"no machine is connected to the hub\. `robot-rl agent` joins one"):
-        nodes_for(need, [])
+    async def ask(ca: str | None) -> list[Any]:
+        server = TestServer(make_app(tmp_path, Path(token).read_text().strip(), HOSTS), scheme="https")
+        await server.start_server(ssl=context)
+        at = HubConfig(address=f"https://127.0.0.1:{server.port}", token_file=token, ca=ca)
+        try:
+            return await asyncio.to_thread(machines, at)
+        finally:
+            await server.close()
+
+    assert asyncio.run(ask(str(pki / "authority.pem"))) == []
+    for ca in (None, str(pki / "stranger.pem")):
+        with pytest.raises(DeviceError, match="its certificate is not to be trusted"):
+            asyncio.run(ask(ca))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(DeviceError, match="Cannot connect"):
+        asyncio.run(ask(str(pki / "authority.pem")))
+    with pytest.raises(ConfigError, match=r"hub\.ca: .*token"):
+        asyncio.run(ask(token))
 
 
 def test_a_job_has_a_name_that_can_be_a_folder() -> None:
     for parts in (("20261128-101500-small-seed0", "arm"), ("my run\n(2)", ""), ("..", "../x"), ("x" * 300,)):
         assert NAME.fullmatch(job_name(*parts)), parts
     assert job_name("my run", "arm") == "run-my-run-arm"
+    assert job_name("7c2f00a1", "arm", "x" * 300) != job_name("7c2f00a1", "other", "x" * 300)
 
 
 def test_a_run_without_its_machine_is_not_begun(hub: Served) -> None:

@@ -90,6 +90,17 @@ def test_damaged_weights_are_refused() -> None:
         Subscriber(VersionPolicy()).refresh(publisher)
 
 
+def test_other_weights_of_the_same_version_are_loaded() -> None:
+    """A learner that was killed after version 3 and resumed before it comes to another version 3."""
+    first, resumed, policy = Publisher(), Publisher(), VersionPolicy()
+    first.offer(3, lambda: weights(1.0))
+    resumed.offer(3, lambda: weights(2.0))
+    subscriber = Subscriber(policy)
+    for learner, value in ((first, 1.0), (resumed, 2.0)):
+        assert subscriber.refresh(learner) == 3
+        assert policy.version.item() == value
+
+
 def test_the_checksum_sees_names_values_and_nothing_else() -> None:
     one = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
     assert checksum(one) == checksum({"b": torch.tensor(3.0), "a": torch.tensor([1.0, 2.0])})

@@ -1,8 +1,9 @@
 """Turns and weights on their way over a network: the same values, and nothing but values."""
 
 import pickle
-from dataclasses import fields
-from typing import Any
+import zlib
+from dataclasses import fields, replace
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from robot_rl.data.transitions import StepBatch
+from robot_rl.rollout import wire
 from robot_rl.rollout.process import Turn
 from robot_rl.rollout.sources import Tally
 from robot_rl.rollout.weights import Snapshot, checksum
@@ -58,13 +60,31 @@ def test_a_turn_arrives_as_it_was() -> None:
         b"",
         b"none of ours",
         pickle.dumps(STEP),
-        msgpack.packb([{}, {}]),
-        msgpack.packb([{**vars(STEP), "obs": None, "more": 1}, {}], default=lambda _: None),
+        zlib.compress(b""),
+        zlib.compress(pickle.dumps(STEP)),
+        zlib.compress(cast("bytes", msgpack.packb([{}, {}]))),
+        zlib.compress(
+            cast("bytes", msgpack.packb([{**vars(STEP), "obs": None, "more": 1}, {}], default=lambda _: None))
+        ),
         encode_turn(Turn(STEP, TALLY))[:-3],
     ],
 )
 def test_what_is_no_turn_is_refused(octets: bytes) -> None:
     with pytest.raises(WireError, match="bytes are no turn of this version"):
+        decode_turn(octets)
+
+
+def test_pictures_are_compressed() -> None:
+    """A picture of one colour, 12,288 bytes twice, takes less than a tenth."""
+    picture = {"front.rgb": np.full((1, 64, 64, 3), 90, np.uint8)}
+    step = replace(STEP, obs=picture, next_obs=picture)
+    assert len(encode_turn(Turn(step, TALLY))) < 2 * 12_288 / 10
+
+
+def test_a_turn_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    octets = encode_turn(Turn(STEP, TALLY))
+    monkeypatch.setattr(wire, "_MOST_BYTES", 100)
+    with pytest.raises(WireError, match="more than 100 bytes"):
         decode_turn(octets)
 
 

@@ -1,12 +1,13 @@
 """What stays of a run: no folder of one that was refused, and the commit that made its numbers."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from robot_rl.core.errors import LeaseError
 from robot_rl.train import record
-from robot_rl.train.record import commit, new_folder, removed_if_refused, versions
+from robot_rl.train.record import commit, identity_of, new_folder, removed_if_refused, versions
 from robot_rl.train.session import saying_how_to_resume
 
 
@@ -57,3 +58,17 @@ def test_the_commit_is_kept_beside_the_version(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(record, "_git", lambda root, *words: None)  # no git here
     assert commit() is None
     assert "robot_rl_commit" not in versions([])
+
+
+def test_a_run_keeps_its_identity_and_a_copy_has_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    own = identity_of(run)
+    assert identity_of(run) == own, "in each of its lives"
+    copied = Path(shutil.copytree(run, tmp_path / "copy"))
+    assert identity_of(copied) != own
+    assert identity_of(copied) == identity_of(copied)
+    moved = run.rename(tmp_path / "moved")
+    assert identity_of(moved) == own
+    (moved / "identity").write_text("")  # a power cut took its content
+    assert len(identity_of(moved)) == 8

@@ -154,8 +154,9 @@ const key = (one, name = one.id) => (one.on ? `${name} on ${one.on}` : name);
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function draw(state) {
-  const silent = state.nodes.filter((at) => at.silent_s > 4).map((at) => `${at.name} says nothing: what is shown of it is old`);
-  const everywhere = (what) => [state, ...state.nodes].flatMap((at) => (at[what] || []).map((one) => ({ ...one, on: at.name || "" })));
+  const nodes = state.nodes.filter((at) => !at.is_here); // an agent of this machine shows the same once more
+  const silent = nodes.filter((at) => at.silent_s > 4).map((at) => `${at.name} says nothing: what is shown of it is old`);
+  const everywhere = (what) => [state, ...nodes].flatMap((at) => (at[what] || []).map((one) => ({ ...one, on: at.name || "" })));
   const placed = everywhere("arms");
   const arms = placed.map(({ position_rad, rate_hz, ...still }) => still);
   show($("arms"), arms, arm, () => element("p", { text: "No arm is up.", cls: "empty" }));
@@ -172,9 +173,9 @@ function draw(state) {
   const runs = everywhere("runs").sort((one, other) => (other.written_s || 0) - (one.written_s || 0));
   rows("runs", runs, run, "no runs yet");
   const running = runs.filter((one) => one.state === "running").length;
-  $("totals").textContent = `${count(devices.length, "device")}, ${count(arms.length, "arm")} up, ${count(running, "run")}, ${waiting.length} waiting, ${count(state.nodes.length, "other machine")}`;
+  $("totals").textContent = `${count(devices.length, "device")}, ${count(arms.length, "arm")} up, ${count(running, "run")}, ${waiting.length} waiting, ${count(nodes.length, "other machine")}`;
   $("totals").className = "";
-  $("problems").textContent = [...silent, ...[state, ...state.nodes].flatMap((at) => at.problems || [])].join("; ");
+  $("problems").textContent = [...silent, ...[state, ...nodes].flatMap((at) => at.problems || [])].join("; ");
 }
 
 let order = null;

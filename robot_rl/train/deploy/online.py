@@ -25,7 +25,7 @@ from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.hub_config import HubConfig
 from robot_rl.rollout.hub_connection import machines
-from robot_rl.rollout.on_node import nodes_for
+from robot_rl.rollout.hub_devices import nodes_for
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.needs import ANY, NeedsConfig, choose, need_of
 from robot_rl.sched.opened import opened

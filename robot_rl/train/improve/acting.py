@@ -37,6 +37,7 @@ from robot_rl.sched.needs import need_of
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.online import at_station, make_arm, places_of, settings_there
 from robot_rl.train.improve.method import Method, Module, Start, method_of
+from robot_rl.train.record import identity_of
 from robot_rl.train.session import Session
 from robot_rl.worlds.inventory import device_spec
 
@@ -218,7 +219,7 @@ def _at_node(session: Session, name: str, holder: str) -> Source:
     config, source = session.config, session.config.acting[name]
     return NodeSource(
         NodeJob(
-            name=job_name(session.folder.name, name),
+            name=job_name(identity_of(session.folder), name, session.folder.name),
             source=name,
             holder=f"{holder}, of {socket.gethostname()}",
             config=dump(settings_there(config).used()),
