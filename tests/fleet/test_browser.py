@@ -125,10 +125,13 @@ def test_a_person_sees_what_cameras_see_and_that_a_picture_is_old(
     )
     hub = [f"hub.address={page.split('/?')[0]}", f"hub.token_file={tmp_path / 'state' / 'fleet.token'}"]
     here, there = '[data-arm^="robot-rl-"]:not([data-arm$="on lab"])', '[data-arm$="on lab"]'
+    other = {**os.environ, "ROBOT_RL_STATE": str(tmp_path / "lab")}  # else it is the hub's own machine
     with (
         StationProcesses(str(file), tmp_path / "station", token=1) as processes,
-        subprocess.Popen(command_line("agent", "name=lab", *hub)) as joined,
+        subprocess.Popen(command_line("agent", "name=lab", *hub), env=other) as joined,
+        ExitStack() as ends,
     ):
+        ends.callback(joined.terminate)
         browser.get(page)
         for card in (here, there):  # the same arm, and by way of an agent
             for camera in ("left", "wrist"):
@@ -143,7 +146,6 @@ def test_a_person_sees_what_cameras_see_and_that_a_picture_is_old(
             caption = f"{card} [data-camera=left] figcaption"
             until(lambda caption=caption: float(_text(browser, caption).split()[1]) > 3)
         os.kill(processes.driver_pid, signal.SIGCONT)
-        joined.terminate()
     until(lambda: "No arm is up" in _text(browser, "#arms"))
     refused = [line for line in browser.get_log("browser") if "404" not in line["message"]]
     assert not refused, "neither errors nor refused content but of the arm that is gone"

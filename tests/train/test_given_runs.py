@@ -260,7 +260,7 @@ def test_the_first_minibatch_has_ratio_one(kind: str, saved: Callable[[str], Pat
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         found = policy.sample(policy.encode(obs), mode="explore", record=True, generator=generator)
-    learner = ChainPPO(policy, settings_of(config, ChainSettings).algorithm, seed=0, num_envs=5)
+    learner = ChainPPO(policy, settings_of(config, ChainSettings).algorithm, seed=0)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     metrics = learner.update_policy(obs, found.chain, torch.linspace(-1.0, 1.0, 5))
     assert float(metrics["kl"]) < 1e-9  # mean of ratio - 1 - log ratio: 0 where each ratio is 1

@@ -34,6 +34,7 @@ class FakeNode:
         self.goals: list[tuple[str, Message]] = []
         self.is_accepting = True
         self.publishers: dict[str, list[str]] = {}
+        self.kinds: dict[str, str] = {}
         self.is_closed = False
         self.on_subscribe: Callable[[str], None] = lambda topic: None
         """What happens as soon as somebody listens."""
@@ -46,6 +47,7 @@ class FakeNode:
 
     def create_publisher(self, kind: str, topic: str, qos: QoS = DEFAULT) -> Any:
         self.publishers.setdefault(topic, []).append("/robot_rl_driver")
+        self.kinds[topic] = kind
 
         def publish(sent: Message) -> None:
             TYPES.codec(kind).encode(sent)  # a wrong type or length fails here, as on the wire
@@ -97,6 +99,9 @@ class FakeNode:
 
     def publishers_of(self, topic: str) -> list[str]:
         return self.publishers.get(topic, [])
+
+    def topics_of(self, kind: str) -> list[str]:
+        return sorted(topic for topic, sent in self.kinds.items() if sent == kind)
 
     def close(self) -> None:
         self.is_closed = True
