@@ -33,7 +33,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -178,7 +178,7 @@ Call = tuple[Callable[[Path, int, int], Found], Path, int, int]
 def here(calls: Sequence[Call]) -> list[Found]:
     """Makes all calls at once, each in a process of its own."""
     with ProcessPoolExecutor(len(calls), mp_context=multiprocessing.get_context("fork")) as pool:
-        return [made.result() for made in as_completed([pool.submit(call, *words) for call, *words in calls])]
+        return [made.result() for made in as_completed([pool.submit(*call) for call in calls])]
 
 
 def on_ray(address: str, calls: Sequence[Call]) -> list[Found]:
@@ -186,11 +186,10 @@ def on_ray(address: str, calls: Sequence[Call]) -> list[Found]:
     import ray
 
     ray.init(address=address, log_to_driver=False)
-    nodes = {holder: {"machine": "one"}, rival: {"machine": "two"}}
-    made = [
-        ray.remote(call).options(num_cpus=0, label_selector=nodes[call], max_retries=0).remote(*words)
-        for call, *words in calls
-    ]
+    made, remote = list[Any](), cast("Any", ray.remote)
+    for call, *words in calls:
+        machine = {"machine": "one" if call is holder else "two"}
+        made.append(remote(call).options(num_cpus=0, label_selector=machine, max_retries=0).remote(*words))
     return ray.get(made)
 
 

@@ -222,7 +222,7 @@ def test_one_run_has_simulations_on_ray_and_an_arm_of_another_machine(
     enter_station(hub, monkeypatch)
     arm = {"station": "any", "needs": {"node": "lab"}, "env_steps": 40}
     sources = {"arm": arm, "simulations": {"num_envs": 4, "env_steps": 200}}
-    how = {"transport": "ray", "ray": {"cpus": 0.5}}
+    how: dict[str, Any] = {"transport": "ray", "ray": {"cpus": 0.5}}
     try:
         with agent(hub):
             until(lambda: machines(hub.joined))

@@ -199,7 +199,7 @@ def test_a_chunk_update_encodes_once_for_each_network(
 def test_an_update_of_ppo_encodes_once(regulariser: Any, more: list[int], looks: list[int]) -> None:
     """And once more where the policy that it began as, of other weights, is asked."""
     policy = flow()
-    learner = ChainPPO(policy, ChainPPOConfig(regulariser=regulariser, width=16), 0, num_envs=B)
+    learner = ChainPPO(policy, ChainPPOConfig(regulariser=regulariser, width=16), 0)
     obs = tensors(0)
     with torch.no_grad():
         chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded()).chain
@@ -212,7 +212,7 @@ def test_an_update_of_ppo_encodes_once(regulariser: Any, more: list[int], looks:
 def test_the_value_of_ppo_encodes_what_was_decided_at_and_the_ends(looks: list[int]) -> None:
     """Two decisions of B envs, and the first chunk of two envs ended an episode: 2 B + 2 + B pictures."""
     policy = flow()
-    learner = ChainPPO(policy, ChainPPOConfig(width=16), 0, num_envs=B)
+    learner = ChainPPO(policy, ChainPPOConfig(width=16), 0)
     obs, after = tensors(0, 2 * B), tensors(1, 2 * B)
     obs, after = ({name: value.unflatten(0, (B, 2)) for name, value in of.items()} for of in (obs, after))
     ended = torch.zeros(B, 2) > 0
