@@ -184,8 +184,9 @@ class _Actor:
         context = multiprocessing.get_context("spawn")
         self._steps, theirs = context.Pipe(duplex=False)
         self._stop = context.Event()
-        self._turns = None if ahead is None else context.Semaphore(ahead)
-        arguments = (build, period_s, self._turns, theirs, self._weights.address, self._stop)
+        # Leave to act goes through a pipe: a semaphore waits by the wall clock, which may be set back.
+        turns, self._turns = (None, None) if ahead is None else context.Pipe(duplex=False)
+        arguments = (build, period_s, turns, theirs, self._weights.address, self._stop)
         # Not a daemon: those are killed at exit, and an arm has to be brought to rest.
         self._process = context.Process(target=_act, args=arguments, name="robot-rl actor")
         try:
@@ -194,6 +195,10 @@ class _Actor:
             self._weights.close()
             raise
         theirs.close()  # so that the child's death ends the pipe
+        if turns is not None:
+            turns.close()
+        for _ in range(ahead or 0):
+            self.allow()
         self._heard_s = time.monotonic()
 
     @property
@@ -217,7 +222,8 @@ class _Actor:
     def allow(self) -> None:
         """Lets the actor take one more turn."""
         assert self._turns is not None, "an actor that never waits takes no turns"
-        self._turns.release()
+        with contextlib.suppress(OSError):  # it is gone: `receive` says so
+            self._turns.send_bytes(b"")
         self._heard_s = time.monotonic()  # during an evaluation, say, nobody asked it
 
     def receive(self, wait_s: float) -> Turn | None:
@@ -249,6 +255,8 @@ class _Actor:
     def close(self) -> None:
         self._stop.set()
         self._steps.close()
+        if self._turns is not None:
+            self._turns.close()
         self._process.join(_EXIT_S)
         if self._process.is_alive():
             self._process.kill()
@@ -296,8 +304,10 @@ class _Outbox:
         self._pipe.close()
 
 
-def _act(build: Build, period_s: float, turns: Any, pipe: Connection, weights: Address, stop: Any) -> None:
-    """Runs the actor: acts until the learner stops it or is gone, as often as `turns` allows."""
+def _act(
+    build: Build, period_s: float, turns: Connection | None, pipe: Connection, weights: Address, stop: Any
+) -> None:
+    """Acts until the learner stops it or is gone; once for each message of `turns`, if there is such a pipe."""
     parent = multiprocessing.parent_process()
     outbox, inbox = _Outbox(pipe), Inbox(weights, in_thread=turns is None)
     source: Source | None = None
@@ -312,8 +322,13 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, weights: A
             time.sleep(0.01)
         due_s = time.monotonic()
         while not is_over():
-            if turns is not None and not turns.acquire(timeout=_LOOK_S):
-                continue
+            if turns is not None:
+                if not turns.poll(_LOOK_S):
+                    continue
+                try:
+                    turns.recv_bytes()
+                except EOFError:  # the learner is gone
+                    break
             segment = source.collect(inbox)
             if segment is not None:
                 outbox.put(Turn(segment, source.episodes.drain()))

@@ -177,6 +177,21 @@ def test_an_actor_whose_learner_is_gone_leaves() -> None:
     shared.close()
 
 
+def test_an_actor_that_waits_for_leave_ends_with_its_learner() -> None:
+    ours, theirs = Pipe(duplex=False)
+    turns, leave = Pipe(duplex=False)
+    shared = SharedWeights(offered(0))
+    arguments = (build, 0.0, turns, theirs, shared.address, threading.Event())
+    thread = threading.Thread(target=_act, args=arguments)
+    thread.start()
+    leave.send_bytes(b"")
+    ours.recv()
+    leave.close()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    shared.close()
+
+
 @pytest.mark.parametrize("gone", ["stopped", "killed"])
 def test_an_actor_that_never_gets_whole_weights_leaves(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe(duplex=False)
@@ -283,13 +298,16 @@ def test_a_spawned_actor_that_fails_says_why() -> None:
 
 
 def test_an_actor_that_may_not_run_ahead_waits_to_be_asked() -> None:
-    publisher, turns = offered(0), threading.Semaphore(2)
+    publisher, (turns, leave) = offered(0), Pipe(duplex=False)
+    for _ in range(2):
+        leave.send_bytes(b"")
     with actor(build, publisher, turns) as (pipe, shared):
         assert [pipe.recv().segment.policy_version for _ in range(2)] == [0, 0]
         publisher.offer(5, lambda: weights(5.0))
         shared.publish()
         assert not pipe.poll(0.3), "two turns were allowed"
-        turns.release(2)
+        for _ in range(2):
+            leave.send_bytes(b"")
         # Its next action was decided at the end of the second turn, with the weights of then.
         assert [pipe.recv().segment.policy_version for _ in range(2)] == [0, 5]
         assert not pipe.poll(0.3)
