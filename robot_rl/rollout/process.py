@@ -307,7 +307,7 @@ class _Outbox:
 def _act(
     build: Build, period_s: float, turns: Connection | None, pipe: Connection, weights: Address, stop: Any
 ) -> None:
-    """Acts until the learner stops it or is gone; once for each message of `turns`, if there is such a pipe."""
+    """Acts until the learner stops it or is gone; once for each message of `turns`, where that is a pipe."""
     parent = multiprocessing.parent_process()
     outbox, inbox = _Outbox(pipe), Inbox(weights, in_thread=turns is None)
     source: Source | None = None
