@@ -200,10 +200,11 @@ def connect(path: Path) -> Link:
     """Opens a link to the listener at a unix socket.
 
     Raises:
-        LinkError: there is none.
+        LinkError: there is none, or so many wait to be let in that it must be hanging.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        connection.setblocking(False)  # else a full line would hold the caller for as long as it hangs
         connection.connect(str(path))
     except OSError as error:
         connection.close()

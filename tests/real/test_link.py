@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,12 @@ def test_nobody_listens(tmp_path: Path) -> None:
 def test_a_path_that_is_too_long_is_explained(tmp_path: Path) -> None:
     with pytest.raises(LinkError, match=r"cannot listen at .*Use a shorter path .*100 letters"):
         Listener(tmp_path / ("x" * 120))
+
+
+def test_who_comes_to_a_listener_that_hangs_does_not_wait(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as hangs, ExitStack() as links:
+        hangs.bind(str(tmp_path / "s"))
+        hangs.listen(1)
+        with pytest.raises(LinkError, match="nobody listens at"):
+            for _ in range(10):
+                links.callback(connect(tmp_path / "s").close)
