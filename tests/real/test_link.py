@@ -220,6 +220,10 @@ def test_who_comes_to_a_listener_that_hangs_does_not_wait(tmp_path: Path) -> Non
     with socket.socket(socket.AF_UNIX) as hangs, ExitStack() as links:
         hangs.bind(str(tmp_path / "s"))
         hangs.listen(1)
-        with pytest.raises(LinkError, match="nobody listens at"):
+
+        def come() -> None:
             for _ in range(10):
                 links.callback(connect(tmp_path / "s").close)
+
+        with pytest.raises(LinkError, match="nobody listens at"):
+            come()
