@@ -180,7 +180,7 @@ def test_labels_of_a_task_that_hides_less_are_kept_with_nan(tmp_path: Path) -> N
         ),
         (
             {"sources": {**SOURCES, "again": SOURCES["reach"]}},
-            "sources.again.robot: got None, which sources.reach has, allowed: a robot once with a task and tr",
+            "sources.again.robot: got None, which sources.reach has, allowed: a robot once with a task and",
         ),
         (
             {"sources": {"reach": {**SOURCES["reach"], "task": "reech"}}},
