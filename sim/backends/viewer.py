@@ -46,6 +46,7 @@ class ShownScene:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             path.chmod(0o600)
+            listener.listen()  # at once: the viewer does so some time after it was launched
             # There is no setting for it (mujoco 4.0.0, studio/web_viewer.py: host "::").
             web_server.bind_public_socket = lambda host, port: listener
             try:
