@@ -22,5 +22,5 @@ sleep 3
 echo "node 2 joins again"
 join 2 "$out/nodes.log" --address="$ray_address"
 wait $run
-grep 'is lost, another is begun' "$out/train.log"
+grep 'is begun again' "$out/train.log"
 tail -n 1 "$out/train.log"
