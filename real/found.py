@@ -16,7 +16,8 @@ from typing import Any
 
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.claim import hardware, keep_others_out, openers
-from robot_rl.real.ros2.api import Node, QoS, call_once
+from robot_rl.real.drivers.ros2_manager import controllers_of
+from robot_rl.real.ros2.api import SENSOR, Node
 from robot_rl.real.ros2.discovery import discovery
 from robot_rl.real.ros2.names import names
 from robot_rl.real.station import StationConfig
@@ -26,12 +27,9 @@ _BY_ID = Path("/dev/serial/by-id")
 _PATTERNS = ("ttyACM*", "ttyUSB*", "cu.usbmodem*", "cu.usbserial*")
 """Of Linux and of macOS."""
 _JOINT_STATE = "sensor_msgs/msg/JointState"
-_LIST = "controller_manager_msgs/srv/ListControllers"
 _ANSWER_S = 1.0
 _TIMES = 3
 """A servo is asked: on a busy machine an answer may come too late."""
-_SENSOR = QoS(depth=1, reliable=False)
-"""Matches every publisher."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +173,7 @@ def _joints(node: Node, topic: str, wait_s: float) -> list[str]:
             found.extend(message.name)
             came.set()
 
-    subscription = node.create_subscription(_JOINT_STATE, topic, take, _SENSOR)
+    subscription = node.create_subscription(_JOINT_STATE, topic, take, SENSOR)
     came.wait(wait_s)
     subscription.close()
     return found
@@ -183,7 +181,7 @@ def _joints(node: Node, topic: str, wait_s: float) -> list[str]:
 
 def _controllers(node: Node, manager: str) -> str:
     try:
-        listed = call_once(node, _LIST, f"{manager}/list_controllers", _ANSWER_S).controller
+        listed = controllers_of(node, manager, _ANSWER_S)
     except DeviceError:
         return f"no {manager} answers"
     return f"controllers {', '.join(f'{one.name} ({one.state})' for one in listed) or 'none'}"

@@ -30,6 +30,15 @@ _ANSWER_S = 3.0
 """A manager that takes longer is named in the log."""
 
 
+def controllers_of(node: Node, manager: str, timeout_s: float = CALL_S) -> list[Message]:
+    """Returns the ControllerState of each controller of a controller_manager.
+
+    Raises:
+        DeviceError: it does not answer.
+    """
+    return list(call_once(node, _LIST, f"{manager}/list_controllers", timeout_s).controller)
+
+
 class ControllerSwitch:
     """Gives one controller the arm's joints, and takes them away again."""
 
@@ -97,7 +106,7 @@ class ControllerSwitch:
         return ""
 
     def _list(self) -> list[Message]:
-        return list(call_once(self._node, _LIST, f"{self._manager}/list_controllers", CALL_S).controller)
+        return controllers_of(self._node, self._manager)
 
     def _state(self, listed: Sequence[Message]) -> str:
         """Returns the state of our controller."""

@@ -363,7 +363,7 @@ class LeaseStore:
         now_s, is_alive = self._clock.now_s(), cache(self._is_alive)
         with self._file.transaction() as rows:
             leases = self._read(rows, device, now_s)
-        return [lease for lease in leases if lease.expires_s > now_s and is_alive(lease.process) is not False]
+        return [lease for lease in leases if not _is_over(lease, now_s, is_alive)]
 
     def waiting(self) -> list[Waiter]:
         """Returns who waits for devices, by device and place in its line."""
@@ -513,14 +513,11 @@ class LeaseStore:
         held: list[Lease] = []
         for lease in self._read(rows, device, now_s):
             asked = preemption.find(rows, device, lease.token, self._process, now_s)
-            if self._is_over(lease, now_s) or (asked is not None and asked.left_s <= 0):
+            if _is_over(lease, now_s, self._is_alive) or (asked is not None and asked.left_s <= 0):
                 self._delete(rows, lease)
             else:
                 held.append(lease)
         return held
-
-    def _is_over(self, lease: Lease, now_s: float) -> bool:
-        return lease.expires_s <= now_s or self._is_alive(lease.process) is False
 
     def _read(self, rows: sqlite3.Connection, device: str | None, now_s: float) -> list[Lease]:
         where, values = ("", ()) if device is None else (" WHERE device = ?", (device,))
@@ -551,6 +548,10 @@ class LeaseStore:
         rows.execute("DELETE FROM seen WHERE row IN (?, ?)", (_row(lease), _row(lease, "since")))
         preemption.create(rows)
         preemption.withdraw(rows, lease.device, lease.token)
+
+
+def _is_over(lease: Lease, now_s: float, is_alive: Callable[[Holder], bool | None]) -> bool:
+    return lease.expires_s <= now_s or is_alive(lease.process) is False
 
 
 def _by_clock_of(me: Holder, rows: sqlite3.Connection, lease: Lease, now_s: float) -> Lease:
