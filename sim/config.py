@@ -103,6 +103,9 @@ class EnvConfig:
     task: str = "pick_cube"
     robot: str | None = None
     """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
+    robots: tuple[str, ...] = ()
+    """All robots that one policy moves, this one too, as `robot` or `task:robot`: state and action then have
+    the elements of all, see docs/improve.md. Of this robot alone if empty."""
     reward: Literal["sparse", "dense"] = "sparse"
     formula: str | None = None
     """What an episode has to do, such as `lifted then hold(solved, 0.5)`: success, failure and reward come

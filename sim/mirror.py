@@ -138,7 +138,7 @@ class Mirror:
         The first is the target of simulation. The others are predicted with the present Jacobian, for an
         arm that closes its lead with the time constant `servo_s`.
         """
-        controller = self.env.controller
+        controller, actions = self.env.controller, self.env.own_actions(actions)
         share = -math.expm1(-1.0 / (self.env.control_hz * servo_s))
         position = controller.joint_positions()
         targets = np.empty((len(actions), controller.num_joints))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.registry import resolve
 from robot_rl.data.episodes import Episodes
 from robot_rl.sim.backends.backend import Backend
@@ -103,6 +103,7 @@ def reflection_of(config: EnvConfig, *, at: str = "env") -> Reflection:
     robot = load_robot(config.robot or task.default_robot)
     if not task.symmetric:
         raise ConfigError(f"{at}: {task.name} has no mirror image: left is not like right. Leave it out.")
+    require(not config.robots, "env.robots", config.robots, f"none with {at}: one robot is mirrored")
     if config.cameras:
         raise ConfigError(f"{at}: got cameras {list(config.cameras)}, allowed: none, which are not mirrored")
     env = SimVectorEnv(EnvConfig(task=config.task, robot=config.robot, num_threads=1), 1)

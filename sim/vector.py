@@ -29,6 +29,7 @@ from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.backends.engines import make_backend
 from robot_rl.sim.backends.model_index import cells
 from robot_rl.sim.bank_files import BankKey
+from robot_rl.sim.bodies import Layout, layouts_of
 from robot_rl.sim.cameras import Camera
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, ResetsConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
@@ -136,16 +137,24 @@ class SimVectorEnv(VectorEnv):
         index, names = self.view.elements(self._state)
         followed = () if self._monitor is None else NAMES  # shown whatever `env.state` leaves out
         self._true_index, self.true_names = self.backend.asarray(index), (*names, *followed)
-        shown = chosen(names, robot.own_elements(self.config.state), at="env.state")
+        self._state_layout, self._action_layout = (
+            layouts_of(self.config) if self.config.robots else (None, None)
+        )
+        if self._state_layout is None:
+            shown = chosen(names, robot.own_elements(self.config.state), at="env.state")
+            shown_names = tuple(names[i] for i in shown)
+        else:
+            shown, shown_names = list(self._state_layout.shown), self._state_layout.names
         self._state_index = self.backend.asarray(index[shown])
-        self.state_names = (*(names[i] for i in shown), *followed)
+        self.state_names = (*shown_names, *followed)
         hidden = sorted(set(range(len(names))) - set(shown)) if self.config.privileged else []
         self._hidden_index = self.backend.asarray(index[hidden])
         self.privileged_names = tuple(names[i] for i in hidden)
         apart, at = self.config.environment_state, "env.environment_state"
         apart = chosen(names, apart, at=at) if apart else []
         self._environment_index = self.backend.asarray(index[apart])
-        self.action_names = self.controller.action_names
+        layout = self._action_layout
+        self.action_names = self.controller.action_names if layout is None else layout.names
         self.autoreset = autoreset == "same_step"
         mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
         fps = int(task.control.hz)
@@ -240,11 +249,11 @@ class SimVectorEnv(VectorEnv):
         if not math.isfinite(commanded.sum()):
             broken = xp.nonzero(~xp.isfinite(commanded).all(axis=1))[0]
             commanded[broken] = xp.nan  # the whole row: safety then holds the joints, and effectors stay
-        position = self.controller.joint_positions()
-        target = self.controller.targets(commanded, position)
+        own, position = self.own_actions(commanded), self.controller.joint_positions()
+        target = self.controller.targets(own, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self.index.arm_dof], active)
         commanded[broken] = 0.0
-        effectors = self.controller.effectors(commanded)
+        effectors = self.controller.effectors(self.own_actions(commanded) if len(broken) else own)
         if active is None and not len(broken):
             assign(self._ctrl, (slice(None), self.index.arm_ctrl), safe)
             assign(self._ctrl, (slice(None), self.index.effector_ctrl), effectors)
@@ -374,7 +383,8 @@ class SimVectorEnv(VectorEnv):
         rows = self._all_rows if ids is None else ids
         values = self.view.values if ids is None else self.view.values[ids]
         sensed = self._domain.seen(values, rows, self._elapsed)
-        obs: Obs = {"state": self._with_monitor(sensed[:, self._state_index], rows)}
+        shown = self._among_all(sensed[:, self._state_index], self._state_layout)
+        obs: Obs = {"state": self._with_monitor(shown, rows)}
         if len(self._hidden_index):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
         if len(self._environment_index):
@@ -383,6 +393,19 @@ class SimVectorEnv(VectorEnv):
             obs[INSTRUCTION] = self._asarray(np.repeat(self._text, len(values), axis=0))
         shown = self._pictures.show(rows)
         return obs | {key: self._asarray(pictures) for key, pictures in shown.items()}
+
+    def own_actions(self, actions: Array) -> Array:
+        """Returns the elements of actions (N, A) that this robot has, of those of `env.robots`."""
+        return actions if self._action_layout is None else actions[:, list(self._action_layout.where)]
+
+    def _among_all(self, values: Array, layout: Layout | None) -> Array:
+        """Returns the robot's own elements (N, k) among those of all `env.robots`, (N, D)."""
+        if layout is None:
+            return values
+        rest = like(np.asarray(layout.rest), values)
+        everything = self.xp.zeros_like(values[:, :1]) + rest
+        everything[:, list(layout.where)] = values
+        return everything
 
     def _with_monitor(self, values: Array, rows: Array) -> Array:
         """Returns elements of the state of some envs as float32, followed by those of the formula."""
@@ -489,7 +512,7 @@ class SimVectorEnv(VectorEnv):
 
     def action_towards(self, target_rad: Array, opening: Array) -> Array:
         """Returns actions (B, A) towards joint targets (B, n); see `Controller.towards`."""
-        return self.controller.towards(target_rad, opening)
+        return self._among_all(self.controller.towards(target_rad, opening), self._action_layout)
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
         """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`.
@@ -498,7 +521,10 @@ class SimVectorEnv(VectorEnv):
             ConfigError: nobody wrote one.
         """
         control = self.controller.control
-        return Expert(self._task, control, self.view, self.episode_seeds, bias_m, noise_m, noise_seed)
+        return Expert(
+            self._task, control, self.view, self.episode_seeds, bias_m, noise_m, noise_seed,
+            shown=lambda action: self._among_all(action, self._action_layout),
+        )  # fmt: skip
 
     def picture(
         self, env: int = 0, *, camera: str | None = None, height: int = 480, width: int = 640

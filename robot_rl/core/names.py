@@ -9,6 +9,10 @@ PRIVILEGED = "privileged.state"
 ENVIRONMENT = "environment_state"
 """Key of elements of the state that are shown once more, for policies that read them apart."""
 
+PRESENT = ".present"
+"""Ends the name of an element that is 1 where one of several robots is there, else 0: `panda.present` is of
+`panda.joint1.pos`."""
+
 
 def chosen(names: Sequence[str], beginnings: Sequence[str], *, at: str) -> list[int]:
     """Returns the indices of the names that begin with one of `beginnings`; all if there are none.

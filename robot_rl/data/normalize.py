@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from robot_rl.core.errors import DatasetError, nearest
+from robot_rl.core.names import PRESENT
+from robot_rl.data.episodes import Episodes
 from robot_rl.data.moments import RunningMoments
 
 STD_FLOOR = 0.01
 """Smallest divisor of a state element: one that never moved stays near zero."""
 RANGE_FLOOR = 0.1
 """Smallest half-range of an action element, in the env's [-1, 1]."""
+_ACTION_BUFFERS = ("action_centre", "action_half_range")
 
 
 class Normaliser(nn.Module):
@@ -71,6 +74,29 @@ class Normaliser(nn.Module):
         low, high = actions.min(axis=0).astype(np.float64), actions.max(axis=0).astype(np.float64)
         fitted._set("action_centre", (low + high) / 2)
         fitted._set("action_half_range", np.maximum((high - low) / 2, range_floor))
+        return fitted
+
+    @classmethod
+    def of(cls, episodes: Episodes) -> Normaliser:
+        """Measures episodes: elements that one robot of several has to itself in the steps of that robot.
+
+        Where it is not, its elements are at rest (`sim/bodies.py`), which its own scale leaves near zero.
+
+        Raises:
+            DatasetError: as `fit`.
+        """
+        fitted = cls.fit(episodes.obs, episodes.action)
+        names, actions = episodes.meta.state_names, episodes.meta.action_names
+        for flag in (name for name in names if name.endswith(PRESENT)):
+            steps = episodes.obs["state"][:, names.index(flag)] > 0.0
+            if not steps.any():
+                continue
+            alone = cls.fit({"state": episodes.obs["state"][steps]}, episodes.action[steps])
+            prefix = flag.removesuffix(PRESENT) + "."
+            for of, buffers in ((names, (_mean("state"), _std("state"))), (actions, _ACTION_BUFFERS)):
+                own = [index for index, name in enumerate(of) if name.startswith(prefix) and name != flag]
+                for buffer in buffers:
+                    getattr(fitted, buffer)[own] = getattr(alone, buffer)[own]
         return fitted
 
     def moments(self, count: float) -> dict[str, RunningMoments]:

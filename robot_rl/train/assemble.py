@@ -90,7 +90,7 @@ def cloned_policy(session: Session, episodes: Episodes) -> Module:
         settings,
         state_dim=len(episodes.meta.state_names),
         action_dim=len(episodes.meta.action_names),
-        normaliser=Normaliser.fit(episodes.obs, episodes.action),
+        normaliser=Normaliser.of(episodes),
         generator=generator(config.seed, "policy"),
     )
     if graph is not None:
@@ -120,7 +120,7 @@ def assemble_progress(session: Session, episodes: Episodes) -> Run:
     config, seed, cfg = session.config, session.config.seed, session.config.demos.filter
     algorithm = resolve("algorithm", "progress", at="demos.filter")(
         cfg.algorithm,
-        normaliser=Normaliser.fit(episodes.obs, episodes.action),
+        normaliser=Normaliser.of(episodes),
         horizon=config.policy.horizon,
         seed=train_seed(seed, "progress"),
         device=config.device,

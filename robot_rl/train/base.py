@@ -125,7 +125,7 @@ def look(session: Session) -> None:
             NoisePolicyConfig(horizon=config.n_exec),
             state_dim=len(episodes.meta.state_names),
             action_dim=len(episodes.meta.action_names),
-            normaliser=Normaliser.fit(episodes.obs, episodes.action),
+            normaliser=Normaliser.of(episodes),
         )
         save_policy(session.folder / "policy" / "base", base, meta=policy_meta(config, *envs.values()))
     _note(session, LOOK, parts)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import CheckpointError, DatasetError
+from robot_rl.core.names import PRESENT
 from robot_rl.core.registry import resolve, table
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.collecting import UnfinishedCollection
@@ -189,6 +190,7 @@ def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, Po
     env = EnvConfig(
         task=meta.task,
         robot=meta.robot,
+        robots=meta.robots if any(name.endswith(PRESENT) for name in meta.state_names) else (),
         state=meta.state_names,
         cameras=getattr(own, "cameras", ()),
         image_size=getattr(own, "picture", EnvConfig().image_size),

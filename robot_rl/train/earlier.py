@@ -144,7 +144,7 @@ def check_spaces(
 
 
 def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:
-    """Returns a remedy: the groups of the state that all sources share."""
+    """Returns a remedy: the groups of the state that all sources share, or one state of all robots."""
     lists = [meta.state_names for meta in metas.values()]
     beginnings = dict.fromkeys(name.split(".")[0] for name in lists[0])
 
@@ -152,6 +152,15 @@ def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:
         return len({tuple(name for name in names if name.startswith(beginning)) for names in lists}) == 1
 
     common = [beginning for beginning in beginnings if are_equal(beginning)]
-    if all(names == lists[0] for names in lists) or not common:
-        return "Train them in a run each."
-    return f"Show what all of them have: env.state=[{','.join(common)}]."
+    remedies = list[str]()
+    if common and len(set(lists)) > 1:
+        remedies.append(f"Show what all of them have: env.state=[{','.join(common)}].")
+    differ = len({(meta.state_names, meta.action_names) for meta in metas.values()}) > 1
+    if differ and len({meta.robot for meta in metas.values()}) > 1:
+        tasks = {meta.task for meta in metas.values()}
+        each = [meta.robot if len(tasks) == 1 else f"{meta.task}:{meta.robot}" for meta in metas.values()]
+        remedies.append(
+            f"{'Or give' if remedies else 'Give'} one state and action the elements of all: "
+            f"env.robots=[{','.join(dict.fromkeys(each))}]."
+        )
+    return " ".join(remedies) or "Train them in a run each."

@@ -1,6 +1,7 @@
 """Several robots in one run: what is refused, who collects how much, what is mixed, and what a run leaves."""
 
 import json
+import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -160,7 +161,8 @@ def test_robots_that_show_other_elements_are_refused_before_there_is_a_folder(tm
         "sources: one policy cannot serve panda and gantry. gantry with panda: its state elements differ: "
         "it has x.pos, y.pos, z.pos, yaw.pos and lacks joint1.pos, joint2.pos, joint3.pos, joint4.pos, "
         "joint5.pos, joint6.pos, joint7.pos. "
-        "Show what all of them have: env.state=[finger_joint1,finger_joint2,tool,goal,goal_in_tool]."
+        "Show what all of them have: env.state=[finger_joint1,finger_joint2,tool,goal,goal_in_tool]. "
+        "Or give one state and action the elements of all: env.robots=[panda,gantry]."
     )
     assert not (tmp_path / "runs").exists()
 
@@ -193,6 +195,16 @@ STATE = {"state": Feature("float32", (2,))}
             r"lacks go\.x\. Show what all of them have: env\.state=\[tool\]",
         ),
         ({}, {"state": Feature("float32", (3,))}, r"it observes .*\(3,\).*, not .*\(2,\)"),
+        (
+            {"action_names": ("dx", "dy"), "robot": "b"},
+            STATE,
+            r"has dy\. Give one state and action the elements of all: env\.robots=\[a,b\]\.$",
+        ),
+        (
+            {"state_names": ("b.x",), "robot": "b", "task": "push"},
+            STATE,
+            r"go\.x\. Give one state and action .* all: env\.robots=\[reach:a,push:b\]\.$",
+        ),
     ],
 )
 def test_spaces_that_differ(other: dict[str, Any], features: Mapping[str, Feature], message: str) -> None:
@@ -521,3 +533,67 @@ def test_two_robots_learn_from_nothing(tmp_path: Path) -> None:
     summary = run(two(out=str(tmp_path), method={"kind": "direct", **learning}, stages=stages, n_exec=1))
     assert summary.env_steps == 50
     assert load_episodes(folder_of(tmp_path) / "look" / "gantry").num_episodes == 3
+
+
+BODIES: dict[str, Any] = {
+    "panda": {"robot": "panda", "num_envs": 2, "env_steps": 20, "share": 0.5},
+    "gantry": {"robot": "gantry", "num_envs": 1, "env_steps": 10, "share": 0.25},
+    "mobile": {
+        "robot": "mobile_panda",
+        "task": "mobile_reach",
+        "num_envs": 1,
+        "env_steps": 10,
+        "share": 0.25,
+    },
+}
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_bodies_with_joints_and_actions_of_their_own_learn_one_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learning = {"batch": 8, "explore_steps": 10, "capacity": 1000, "demo_ratio": 0.0}
+    listed = ["reach:panda", "reach:gantry", "mobile_reach:mobile_panda"]
+    summary = run(
+        two(
+            out=str(tmp_path),
+            method={"kind": "direct", **learning},
+            stages=("look", "evaluate", "online", "evaluate"),
+            n_exec=1,
+            sources=BODIES,
+            env={**SMALL["env"], "robots": listed},
+        )
+    )
+    assert summary.env_steps == 40
+    folder = folder_of(tmp_path)
+    _, meta, env = open_policy(str(folder))
+    assert (meta.robots, env.robots) == (("panda", "gantry", "mobile_panda"), tuple(listed))
+    assert [name for name in meta.action_names if name.endswith(".delta")] == [
+        f"mobile_panda.base_{axis}.delta" for axis in ("x", "y", "yaw")
+    ]
+    for name in BODIES:
+        kept = open_source(folder / "experience" / name)
+        assert kept.meta.state_names == meta.state_names
+        steps = kept.read(0).obs["state"]
+        present = [each for each in meta.state_names if each.endswith(".present")]
+        seen = {each: set(steps[:, meta.state_names.index(each)].tolist()) for each in present}
+        robot = BODIES[name]["robot"]
+        assert seen == {each: {float(each == f"{robot}.present")} for each in present}
+    assert main(["evaluate", f"run={folder}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("the same as in training" in line for line in lines) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("whole_runs")
+def test_a_policy_of_two_robots_with_joints_goes_without_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(two(out=str(tmp_path), env={**SMALL["env"], "robots": ["panda", "gantry"]}))
+    shutil.copytree(folder_of(tmp_path) / "policy/final", tmp_path / "alone" / "policy")
+    _, meta, env = open_policy(str(tmp_path / "alone" / "policy"))
+    assert (env.robot, env.robots) == ("panda", meta.robots)
+    assert main(["evaluate", f"policy={tmp_path / 'alone' / 'policy'}", "episodes=2"]) == 0
+    *each, last = capsys.readouterr().out.splitlines()
+    assert len(each) == 2
+    assert "of 4 episodes" in last

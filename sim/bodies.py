@@ -1,0 +1,149 @@
+"""One state and one action for robots that differ, as one policy of all of them needs.
+
+    panda.joint1.pos      a joint of one robot; where that robot is not, at rest
+    panda.present         1 where the robot is there, else 0
+    tool.pos.0, gripper   every other name is one element for all that have it; 0 where it is not
+
+A robot takes its own elements of an action and ignores the others. What a network learns of a robot's own
+elements is that robot's encoder and head: the first and last layers have weights of their own for each.
+RDT-1B (Liu et al. 2024, arXiv 2410.07864, section 4.2) has such a space, in which a joint's number decides;
+deviation: the joints of two robots are never one element, as they measure different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.names import PRESENT
+from robot_rl.core.registry import resolve
+from robot_rl.sim.backends.engines import make_backend
+from robot_rl.sim.config import EnvConfig, check_names
+from robot_rl.sim.control import action_names
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.task import build_scene, control_of, state_quantities
+
+
+class Element(NamedTuple):
+    """One number of a state or an action."""
+
+    own: str
+    """Its name in an env of one robot."""
+    name: str
+    """Its name in one of several."""
+    rest: float
+    """Its value where the robot is not."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The elements of several robots, and which of them one robot has."""
+
+    names: tuple[str, ...]
+    rest: tuple[float, ...]
+    """One value for each name: of the robots that are not there, and of the robot's presence."""
+    where: tuple[int, ...]
+    """The index in `names` of each element that the robot has."""
+    shown: tuple[int, ...]
+    """The indices of these among all elements of the robot."""
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A robot in a task."""
+
+    robot: Robot
+    state: tuple[Element, ...]
+    action: tuple[Element, ...]
+
+    def chosen(self, beginnings: tuple[str, ...]) -> list[int]:
+        """Returns the indices in `state` of what beginnings of either name ask for; all if there are none."""
+        begin = self.robot.own_elements(beginnings) or ("",)
+        return [
+            index
+            for index, element in enumerate(self.state)
+            if element.own.startswith(begin) or element.name.startswith(begin)
+        ]
+
+
+def layouts_of(config: EnvConfig) -> tuple[Layout, Layout]:
+    """Returns the state and the action of the robots `env.robots`, for the robot of the env.
+
+    Raises:
+        ConfigError: no such task or robot, the env's own is not among them, or `env.state` has what none has.
+    """
+    mine = (config.task, config.robot or resolve("task", config.task).default_robot)
+    pairs = list(dict.fromkeys(_pair(entry, config.task) for entry in config.robots))
+    if mine not in pairs:
+        given = ",".join(config.robots)
+        raise ConfigError(f"env.robots: got [{given}], allowed: a list with {mine[1]}, the robot of this env")
+    bodies = [_body(*pair, config.common_actions) for pair in pairs]
+    _check_beginnings(config.state, bodies)
+    body = bodies[pairs.index(mine)]
+    present = {f"{each.robot.name}{PRESENT}": float(each.robot is body.robot) for each in bodies}
+    prefixes = tuple(f"{each.robot.name}." for each in bodies)
+    shown = body.chosen(config.state)
+    states = chain.from_iterable([each.state[i] for i in each.chosen(config.state)] for each in bodies)
+    actions = chain.from_iterable(each.action for each in bodies)
+    return (
+        _layout(states, [body.state[i] for i in shown], shown, prefixes, present),
+        _layout(actions, body.action, range(len(body.action)), prefixes, {}),
+    )
+
+
+def _layout(
+    elements: Iterable[Element],
+    mine: Sequence[Element],
+    shown: Sequence[int],
+    prefixes: tuple[str, ...],
+    present: dict[str, float],
+) -> Layout:
+    """Returns the robots' own elements, who is present, and the elements that have one name for all."""
+    found = {element.name: element.rest for element in elements}
+    own = {name: rest for name, rest in found.items() if name.startswith(prefixes)}
+    values = {**own, **present, **{name: rest for name, rest in found.items() if name not in own}}
+    index = {name: number for number, name in enumerate(values)}
+    where = tuple(index[element.name] for element in mine)
+    return Layout(tuple(values), tuple(values.values()), where, tuple(shown))
+
+
+def _pair(entry: str, task: str) -> tuple[str, str]:
+    """Returns the task and the robot of `[task:]robot`."""
+    before, colon, after = entry.partition(":")
+    pair = (before, after) if colon else (task, entry)
+    check_names(*pair, at="env.robots: ")
+    return pair
+
+
+@cache
+def _body(task_name: str, robot_name: str, common: bool) -> _Body:
+    task, robot = resolve("task", task_name)(), load_robot(robot_name)
+    config, quantities = EnvConfig(task=task_name, num_threads=1), state_quantities(task, robot)
+    backend = make_backend(config, build_scene(task, robot), robot, quantities, 1, array="numpy")
+    rest = {f"{joint}.pos": at for joint, at in zip(robot.arm_joints, robot.home_rad, strict=True)}
+    rest |= {f"{joint}.pos": robot.gripper_home for joint in robot.finger_joints}
+    state = [
+        Element(name, f"{robot.name}.{name}" if name in rest else name, rest.get(name, 0.0))
+        for name in backend.view.elements(quantities)[1]
+    ]
+    names = action_names(control_of(task, robot, common=common, at="env.robots: "), robot)
+    action = [
+        Element(name, f"{robot.name}.{name}" if name.endswith(".delta") else name, 0.0) for name in names
+    ]
+    return _Body(robot, tuple(state), tuple(action))
+
+
+def _check_beginnings(beginnings: tuple[str, ...], bodies: Sequence[_Body]) -> None:
+    """Refuses beginnings of names that no body has."""
+    for beginning in beginnings:
+        if not beginning.endswith(PRESENT) and not any(body.chosen((beginning,)) for body in bodies):
+            names = dict.fromkeys(element.name for body in bodies for element in body.state)
+            raise ConfigError(
+                f"env.state: got {beginning!r}, with which no element of the state begins."
+                f"{nearest(beginning, names)}"
+            )
