@@ -14,7 +14,7 @@ SUMMARY = "join this machine and its arms to the fleet of a hub"
 
 _HELP = """\
 Usage: robot-rl agent hub.address=https://<host>:8642 [name=<this machine>] [hub.token_file=<file>]
-                      [hub.ca=<file>] [runs=runs] [keep_days=14]
+                      [hub.ca=<file>] [hub.most_mbit_s=<rate>] [runs=runs] [keep_days=14]
 
 Connects this machine to the hub that `robot-rl fleet` serves on another one, and keeps the connection: it is
 opened from here, so a machine behind a router needs no open port. The fleet page then shows the devices of
@@ -32,6 +32,7 @@ hub.token_file=  holds the hub's token: copy fleet.token of the machine where `r
                  `chmod 600` it.
 runs=            folder of the run folders of this machine.
 hub.ca=          the authority that signed the hub's certificate (PEM), if this system does not know it.
+hub.most_mbit_s= most that is sent of the steps of jobs, in megabits per second; any amount if left out.
 keep_days=       steps that no run has fetched for so many days are deleted.
 
 An agent is no safety device: each arm still needs an e-stop button.

@@ -28,11 +28,11 @@ from typing import Any
 from robot_rl.core.errors import DeviceError, RobotRLError, require
 from robot_rl.core.files import replace_file
 from robot_rl.core.lock import HeldError, ProcessLock
-from robot_rl.fleet.feeds import CAMERA_IDLE_S, CAMERAS, Feeds
+from robot_rl.fleet.shown import ShownArms
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.real.remote import back_off
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import BACK_OFF_S, NAME, Connection, TakenError, connected
+from robot_rl.rollout.hub_connection import BACK_OFF_S, NAME, Connection, Pace, TakenError, connected
 from robot_rl.rollout.spool import Spool
 from robot_rl.sched.lease_file import default_path
 
@@ -47,6 +47,8 @@ _AWAY = 64
 """Turns that may be on their way to a run; it acknowledges those that it has."""
 _UNSENT = 6000
 """Turns that a run may leave unfetched while it is there: five minutes of an arm at 20 Hz."""
+_LOG_S = 0.2
+"""How often what a job logs is looked at."""
 _TAKEN_S = 6.0
 """How long a name may be taken as the agent begins: the hub lets that of a killed one go after 4 s."""
 _END_S = 40.0
@@ -78,8 +80,9 @@ class AgentConfig:
 class Job:
     """A process that acts here for a run elsewhere, and the steps that the run does not have yet."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, show: Callable[[str], None] = lambda _: None) -> None:
+        """Args: show: gets what the process logs, such as what a person at the arm is asked."""
+        self.folder, self._show = folder, show
         self.spool = Spool(folder / "turns")
         self.process: asyncio.subprocess.Process | None = None
         self.alone_s = 0.0
@@ -111,6 +114,7 @@ class Job:
     async def begin(self) -> None:
         """Starts the process; its standard output is what it has to say, in lines of JSON."""
         with (self.folder / "log.txt").open("ab") as log:
+            begins = log.tell()
             command = [sys.executable, "-m", _PROGRAM, str(self.folder), str(os.getpid())]
             self.process = await asyncio.create_subprocess_exec(
                 *command,
@@ -121,6 +125,7 @@ class Job:
             )
         self.is_ending = False
         self._listener = asyncio.create_task(self._listen(self.process))
+        self._reader = asyncio.create_task(self._show_log(begins))
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -134,6 +139,22 @@ class Job:
         if not (self.failure or self.is_ending):
             self.failure = f"the process that acts ended with exit code {code} and gave no reason"
         self.news.set()
+
+    async def _show_log(self, begins: int) -> None:
+        """Shows what the process logs, which it writes to its file itself, from a byte of that on."""
+        with (self.folder / "log.txt").open("rb") as log:
+            log.seek(begins)
+            while True:
+                acts, here = self.acts, log.tell()
+                for line in log:
+                    if acts and not line.endswith(b"\n"):  # the rest is still to come
+                        break
+                    self._show(line.decode(errors="replace").rstrip())
+                    here += len(line)
+                if not acts:
+                    return
+                log.seek(here)
+                await asyncio.sleep(_LOG_S)
 
     def _hear(self, word: dict[str, Any]) -> None:
         if "turn" in word:
@@ -164,7 +185,7 @@ class Job:
         except TimeoutError:
             logger.error("%s: did not end within %g s, killed", self.folder.name, _END_S)
             self.process.kill()
-        await self._listener
+        await asyncio.gather(self._listener, self._reader)
 
 
 class Agent:
@@ -181,10 +202,12 @@ class Agent:
         """The newest weights of each job that were not written yet."""
         self._pumps = dict[str, asyncio.Task[None]]()
         self._hub: Connection | None = None
+        self._pace = Pace(config.hub.most_mbit_s)
+        """Of the steps of all jobs."""
         self._changing = defaultdict[str, asyncio.Lock](asyncio.Lock)
         """One change of a job at a time, in the order of messages: an arm may take long to come to rest."""
         self._tasks = set[asyncio.Task[None]]()
-        self._pictures = Feeds(CAMERAS, idle_s=CAMERA_IDLE_S)
+        self._shown = ShownArms(self._state, lambda kind, body: self._send("", kind, body))
 
     async def run(self) -> None:
         """Serves until it is cancelled; then all jobs bring their arms to rest.
@@ -223,7 +246,7 @@ class Agent:
         finally:
             for watch in watches:
                 watch.cancel()
-            await asyncio.gather(self._pictures.close(), *(job.ended() for job in self._jobs.values()))
+            await asyncio.gather(self._shown.close(), *(job.ended() for job in self._jobs.values()))
 
     async def _serve(self, hub: Connection) -> None:
         """Talks to the hub until the connection ends."""
@@ -237,6 +260,7 @@ class Agent:
                     logger.warning("a message of the hub that is none of ours: %r", error)
         finally:
             self._hub = None
+            self._shown.leave()
             for show in shows:
                 show.cancel()
             for name in list(self._here):
@@ -300,8 +324,9 @@ class Agent:
         if kind in ("stop", "clear"):
             self._do(self._carry_out(kind, int(body["number"]), str(body["device"]), str(body["by"])))
             return
-        if kind == "picture":
-            self._do(self._look(int(body["number"]), str(body["device"]), str(body["camera"])))
+        if kind in ShownArms.kinds:
+            if (answer := self._shown.take(kind, body)) is not None:
+                self._do(answer)
             return
         if NAME.fullmatch(name) is None:
             raise ValueError(f"a job named {name!r}")
@@ -349,25 +374,11 @@ class Agent:
             refusal = str(error)
         await self._send("", "done", {"number": number, "refusal": refusal})
 
-    async def _look(self, number: int, device: str, camera: str) -> None:
-        """Answers a request for a picture."""
-        answer: dict[str, Any] = {"number": number, "refusal": ""}
-        folder = await asyncio.to_thread(self._state.folder_of, device, camera)
-        if folder is None:
-            answer["refusal"] = f"no arm {device!r} with a camera {camera!r} is up"
-        else:
-            try:
-                seen = self._pictures.newest(folder, camera)
-                answer |= {"jpeg": seen.content, "age_s": seen.age_s}
-            except DeviceError as error:
-                answer["refusal"] = str(error)
-        await self._send("", "done", answer)
-
     async def _begin(self, name: str, alone_s: float, has: int | None) -> None:
         """Goes on with a job from the turn that its run has, or asks for what it needs to begin."""
         async with self._changing[name]:
             try:
-                job = self._jobs.get(name) or self._jobs.setdefault(name, Job(self._folder / name))
+                job = self._jobs.get(name) or self._jobs.setdefault(name, self._job(name))
                 job.alone_s = alone_s
                 if job.is_ending:
                     await job.ended()
@@ -383,6 +394,9 @@ class Agent:
             await self._send(name, "begun" if job.acts or job.failure else "needs", None)
             if name in self._here:
                 self._pumps[name] = asyncio.create_task(self._pump(name, job))
+
+    def _job(self, name: str) -> Job:
+        return Job(self._folder / name, lambda line: self._say(f"{name}: {line}"))
 
     async def _start(self, name: str, content: dict[str, Any]) -> None:
         """Starts the process of a job with what the run has sent for it."""
@@ -422,6 +436,7 @@ class Agent:
             while sent < min(job.spool.newest, job.spool.taken + _AWAY):
                 octets = job.spool.read(sent + 1)
                 if octets is not None:
+                    await self._pace.wait(len(octets))
                     await self._send(name, "turn", {"number": sent + 1, "turn": octets})
                 sent += 1
             if job.failure and sent >= job.spool.newest:

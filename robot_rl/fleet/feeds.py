@@ -18,6 +18,8 @@ CAMERAS = "robot_rl.fleet.camera_feed"
 CAMERA_IDLE_S = 4.0
 """Nobody looks at cameras whose pictures were not fetched for so long."""
 SCENE = "robot_rl.fleet.scene_feed"
+SCENE_IDLE_S = 45.0
+"""Longer than a page that is seen is silent: one that only watches sends a sign every 30 s."""
 _AGAIN_S = 5.0
 """From the end of a process that failed to its next start."""
 _END_S = 3.0
@@ -135,6 +137,13 @@ class Feeds:
         if name not in feed.seen:
             raise NothingYetError("nothing yet")
         return feed.seen[name]
+
+    def socket(self, folder: Path) -> str | None:
+        """Returns the path of the socket of a scene's viewer, None until it is there; errors: `newest`."""
+        try:
+            return self.newest(folder, "viewer").content.decode()
+        except NothingYetError:
+            return None
 
     def touch(self, folder: Path) -> None:
         """Notes that somebody looks at an arm."""

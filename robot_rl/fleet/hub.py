@@ -19,6 +19,7 @@ from aiohttp import web
 
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.fleet.tunnel import Streams
 from robot_rl.rollout.hub_connection import HEARTBEAT_S, NAME, REASON, VERSION, Connection
 
 Json = dict[str, Any]
@@ -53,6 +54,8 @@ class Node:
         """When it last sent anything."""
         self.answers = dict[int, asyncio.Future[Json]]()
         """To what was asked, by number."""
+        self.streams = Streams(lambda kind, body: connection.send("", kind, body))
+        """To the viewers of its arms' scenes."""
 
     def pass_on(self, job: str, message: list[Any] | None) -> None:
         """Sends a message to a run in its turn; one run that is slow delays nobody else."""
@@ -118,6 +121,31 @@ class Hub:
         answer = await self._ask(node, "picture", {"device": device, "camera": camera})
         return bytes(answer["jpeg"]), float(answer["age_s"]) + time.monotonic() - asked_s
 
+    async def has_viewer(self, node: str, device: str) -> bool:
+        """Returns whether the viewer of an arm's scene is there; the first question begins it.
+
+        Raises:
+            ConfigError: there is no such machine.
+            DeviceError: there is none; the message says why.
+        """
+        return bool((await self._ask(node, "scene", {"device": device}))["is_there"])
+
+    async def note_seen(self, node: str, device: str) -> None:
+        """Has the viewer of an arm's scene stay for longer."""
+        if (at := self.nodes.get(node)) is not None:
+            await at.connection.send("", "seen", {"device": device})
+
+    async def carry(
+        self, node: str, device: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Carries a connection of the server to the viewer of an arm's scene, until one closes it."""
+        at, number = self.nodes.get(node), next(self._orders)
+        if at is None:
+            writer.close()
+            return
+        await at.connection.send("", "open", {"number": number, "device": device})
+        await at.streams.carry(number, reader, writer)
+
     async def _ask(self, node: str, what: str, body: Json) -> Json:
         """Has an agent do something, and returns its answer.
 
@@ -169,6 +197,8 @@ class Hub:
             node.look = cast("Json", body) if isinstance(body, dict) else {}
         elif kind == "runs":
             node.runs = cast("list[Any]", body) if isinstance(body, list) else []
+        elif kind in ("octets", "shut"):
+            node.streams.take(kind, cast("Json", body))
         elif kind == "done":
             if (answer := node.answers.get(body["number"])) is not None and not answer.done():
                 answer.set_result(body)
@@ -225,6 +255,7 @@ async def _leave(node: Node) -> None:
     """Ends what goes through a machine that is gone."""
     for job in list(node.jobs):
         node.pass_on(job, None)
+    node.streams.close()
     for answer in node.answers.values():
         if not answer.done():
             answer.set_result({"refusal": f"{node.name} is gone: use the e-stop button."})

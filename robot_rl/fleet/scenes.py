@@ -1,8 +1,9 @@
 """The way from the fleet page to the viewers of scenes (`scene_feed.py`), for who has the page's token.
 
 A viewer has its files, its model and two WebSockets at the root of its own server; here they are all below
-`/arms/<arm>/scene/`. `page/scene.js` sends the viewer's requests there. Models are not taken: `/drop` is not
-passed on.
+`/arms/<arm>/scene/`, or `/nodes/<machine>/<arm>/scene/` of another machine, whose agent begins the viewer and
+carries bytes to its socket (`tunnel.py`). `page/scene.js` sends the viewer's requests there. Models are not
+taken: `/drop` is not passed on.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import math
 import re
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import (
     ClientError,
@@ -26,11 +31,12 @@ from aiohttp import (
 )
 from yarl import URL
 
-from robot_rl.core.errors import DeviceError
-from robot_rl.fleet.feeds import SCENE, Feeds, NothingYetError
+from robot_rl.core.errors import RobotRLError
+from robot_rl.fleet.feeds import SCENE, SCENE_IDLE_S, Feeds
+from robot_rl.fleet.hub import Hub
 
-_IDLE_S = 45.0
-"""Longer than a page that is seen is silent: one that only watches sends a sign every 30 s."""
+_SIGN_S = 5.0
+"""Between two signs to another machine that somebody looks."""
 _BEGIN_S = 30.0
 _POLL_S = 0.1
 _ACK = "state_ack"
@@ -44,85 +50,173 @@ _INLINE_HANDLER = b' oncontextmenu="event.preventDefault()"'
 """`scene.js` does the same: the policy of the page allows no script within a tag."""
 
 
+class Viewer(Protocol):
+    """The viewer of one arm's scene."""
+
+    async def socket(self) -> str | None:
+        """Returns the path of its socket on this machine; None until it is there. The first call begins it.
+
+        Raises:
+            RobotRLError: it cannot be begun; the message says why.
+        """
+        ...
+
+    async def touch(self) -> None:
+        """Notes that somebody looks at it."""
+
+
+class _Here:
+    """The viewer of an arm of this machine."""
+
+    def __init__(self, feeds: Feeds, folder: Path) -> None:
+        self._feeds, self._folder = feeds, folder
+
+    async def socket(self) -> str | None:
+        return self._feeds.socket(self._folder)
+
+    async def touch(self) -> None:
+        self._feeds.touch(self._folder)
+
+
+class _There:
+    """The viewer of an arm of another machine, which a socket of this one leads to."""
+
+    def __init__(self, hub: Hub, node: str, arm: str, path: Path) -> None:
+        self._hub, self._node, self._arm, self._path = hub, node, arm, path
+        self._touched_s = -math.inf
+        self._server: asyncio.Server | None = None
+        self._beginning = asyncio.Lock()
+
+    async def socket(self) -> str | None:
+        if not await self._hub.has_viewer(self._node, self._arm):
+            return None
+        async with self._beginning:
+            if self._server is None:
+                carry = partial(self._hub.carry, self._node, self._arm)
+                self._server = await asyncio.start_unix_server(carry, self._path)
+        return str(self._path)
+
+    async def touch(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._touched_s > _SIGN_S:
+            self._touched_s = now_s
+            await self._hub.note_seen(self._node, self._arm)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
 class Scenes:
-    """The viewers of this machine's arms, each of which runs while somebody looks at it."""
+    """The viewers of arms, each of which runs while somebody looks at it."""
 
-    def __init__(self) -> None:
-        self._feeds = Feeds(SCENE, idle_s=_IDLE_S)
-        self.close = self._feeds.close
+    def __init__(self, hub: Hub) -> None:
+        """Args: hub: leads to the arms of other machines."""
+        self._hub, self._feeds = hub, Feeds(SCENE, idle_s=SCENE_IDLE_S)
+        self._others = dict[tuple[str, str], _There]()
+        self._folder = tempfile.TemporaryDirectory(prefix="robot-rl-fleet-")
+        """Of the sockets that lead to other machines; only this user can enter it."""
 
-    async def answer(self, request: web.Request, folder: Path, path: str) -> web.StreamResponse:
-        """Answers a request for a file or a stream of the viewer.
+    def here(self, folder: Path) -> Viewer:
+        """Returns the viewer of an arm of this machine, whose sockets are in `folder`."""
+        return _Here(self._feeds, folder)
+
+    def there(self, node: str, arm: str) -> Viewer:
+        """Returns the viewer of an arm of another machine."""
+        if (node, arm) not in self._others:
+            path = Path(self._folder.name, f"{len(self._others)}.sock")
+            self._others[node, arm] = _There(self._hub, node, arm, path)
+        return self._others[node, arm]
+
+    async def close(self, _: object = None) -> None:
+        """Ends the viewers of this machine, at the end of the server."""
+        for other in self._others.values():
+            other.close()
+        await self._feeds.close()
+        self._folder.cleanup()
+
+    async def answer_there(self, request: web.Request) -> web.StreamResponse:
+        """Answers a request for the viewer of an arm of another machine; errors as of `answer`."""
+        node = request.match_info["node"]
+        if node not in self._hub.nodes:
+            raise web.HTTPNotFound(text=f"no machine {node!r} is connected")
+        return await self.answer(request, self.there(node, request.match_info["name"]))
+
+    async def answer(self, request: web.Request, shown: Viewer) -> web.StreamResponse:
+        """Answers a request for a file or a stream of a viewer.
 
         Args:
-            request: of the browser.
-            folder: of the arm's sockets.
-            path: within the viewer.
+            request: of the browser; `path` of its address is that within the viewer.
+            shown: whose it is.
 
         Raises:
             HTTPException: of this path nothing is passed on, or there is no viewer; the text says why.
         """
+        path = request.match_info["path"]
         if path == "drop" or ".." in path.split("/"):
             raise web.HTTPNotFound(text="the scene of an arm has no such page")
         origin = str(request.url.origin())
         if path in _STREAMS and request.headers.get("Origin", origin) != origin:
             raise web.HTTPForbidden(text="a scene is for its own page alone")
         try:
-            socket = await self._begun(folder)
+            socket = await _begun(shown)
             async with ClientSession("http://viewer", connector=UnixConnector(socket)) as viewer:
                 if path in _STREAMS:
-                    return await self._stream(request, viewer, folder, path)
+                    return await _stream(request, viewer, shown, path)
                 return await _file(request, viewer)
-        except (DeviceError, ClientError, TimeoutError) as error:
+        except (RobotRLError, ClientError, TimeoutError) as error:
             raise web.HTTPServiceUnavailable(text=f"no scene: {error or 'no answer'}") from None
 
-    async def _begun(self, folder: Path) -> str:
-        """Returns the path of the viewer's socket, once it is there.
 
-        Raises:
-            DeviceError: it cannot be begun; the message says why.
-            TimeoutError: it takes too long.
-        """
-        async with asyncio.timeout(_BEGIN_S):
-            while True:
-                try:
-                    return self._feeds.newest(folder, "viewer").content.decode()
-                except NothingYetError:
-                    await asyncio.sleep(_POLL_S)
+async def _begun(shown: Viewer) -> str:
+    """Returns the path of a viewer's socket, once it is there.
 
-    async def _stream(
-        self, request: web.Request, viewer: ClientSession, folder: Path, path: str
-    ) -> web.WebSocketResponse:
-        """Passes on a WebSocket; what a person's page sends keeps the viewer alive."""
+    Raises:
+        RobotRLError: it cannot be begun; the message says why.
+        TimeoutError: it takes too long.
+    """
+    async with asyncio.timeout(_BEGIN_S):
+        while (socket := await shown.socket()) is None:
+            await asyncio.sleep(_POLL_S)
+        return socket
 
-        def note(content: Any) -> None:
-            if content != _ACK:
-                self._feeds.touch(folder)
 
-        async with viewer.ws_connect(f"/{path}", params=request.query, max_msg_size=0) as behind:
-            before = web.WebSocketResponse(compress=False, max_msg_size=1 << 20)
-            await before.prepare(request)
-            ways = (_carry(behind, before, lambda _: None), _carry(before, behind, note))
-            tasks = [asyncio.create_task(way) for way in ways]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            own = behind.close_code or 0
-            await before.close(code=own if own in _CODES else WSCloseCode.GOING_AWAY)
-        return before
+async def _stream(
+    request: web.Request, viewer: ClientSession, shown: Viewer, path: str
+) -> web.WebSocketResponse:
+    """Passes on a WebSocket; what a person's page sends keeps the viewer alive."""
+
+    async def note(content: Any) -> None:
+        if content != _ACK:
+            await shown.touch()
+
+    async def ignore(_: Any) -> None:
+        pass
+
+    async with viewer.ws_connect(f"/{path}", params=request.query, max_msg_size=0) as behind:
+        before = web.WebSocketResponse(compress=False, max_msg_size=1 << 20)
+        await before.prepare(request)
+        ways = (_carry(behind, before, ignore), _carry(before, behind, note))
+        tasks = [asyncio.create_task(way) for way in ways]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        own = behind.close_code or 0
+        await before.close(code=own if own in _CODES else WSCloseCode.GOING_AWAY)
+    return before
 
 
 async def _carry(
     source: web.WebSocketResponse | ClientWebSocketResponse,
     target: web.WebSocketResponse | ClientWebSocketResponse,
-    note: Callable[[Any], None],
+    note: Callable[[Any], Awaitable[None]],
 ) -> None:
     """Passes messages on until an end closes."""
     async for message in source:
-        note(message.data)
+        await note(message.data)
         if message.type is WSMsgType.TEXT:
             await target.send_str(message.data)
         elif message.type is WSMsgType.BINARY:

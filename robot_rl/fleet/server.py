@@ -79,7 +79,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         hosts: names under which it is reached, without the port.
     """
     state, looking, hub = FleetState(runs), asyncio.Lock(), Hub()
-    pictures, scenes = Feeds(CAMERAS, idle_s=CAMERA_IDLE_S), Scenes()
+    pictures, scenes = Feeds(CAMERAS, idle_s=CAMERA_IDLE_S), Scenes(hub)
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -143,7 +143,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
         return _picture(*seen)
 
     async def scene(request: web.Request) -> web.StreamResponse:
-        return await scenes.answer(request, await arm_of(request), request.match_info["path"])
+        return await scenes.answer(request, scenes.here(await arm_of(request)))
 
     async def stop(request: web.Request) -> web.StreamResponse:
         return await _ordered(request, stop_arm)
@@ -162,6 +162,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     app.router.add_get("/arms/{name}/cameras/{camera}", picture)
     app.router.add_get("/nodes/{node}/{name}/cameras/{camera}", picture_there)
     app.router.add_get("/arms/{name}/scene/{path:.*}", scene)
+    app.router.add_get("/nodes/{node}/{name}/scene/{path:.*}", scenes.answer_there)
     app.router.add_post("/arms/{name}/stop", stop)
     app.router.add_post("/devices/{name}/clear", clear)
     app.router.add_post("/nodes/{node}/{name}/{what:stop|clear}", order)

@@ -21,11 +21,14 @@ class HubConfig:
     """Holds the hub's token, and only its owner may read it; that of this user on this machine if None."""
     ca: str | None = None
     """Authority that signed the hub's certificate (PEM); those that the system trusts if None."""
+    most_mbit_s: float = 0.0
+    """Most that this machine sends of weights or of steps, in megabits per second; any amount if 0."""
     alone_s: float = 60.0
     """An arm whose learner cannot be reached acts on so long, then rests and is free for others."""
 
     def __post_init__(self) -> None:
         require(self.alone_s > 0, "hub.alone_s", self.alone_s, "above 0")
+        require(self.most_mbit_s >= 0, "hub.most_mbit_s", self.most_mbit_s, "above 0, or 0 for any amount")
         if self.address is None:
             require(self.token_file is None and self.ca is None, "hub", self, "an address first: hub.address")
             return

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import re
 import ssl
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -55,6 +56,23 @@ class FullError(DeviceError):
     """Other runs were faster: the machine has more jobs than this run saw there."""
 
 
+class Pace:
+    """Spreads large messages over time, so that others have room on a slow line."""
+
+    def __init__(self, most_mbit_s: float = 0.0) -> None:
+        """Args: most_mbit_s: megabits per second; any amount if 0."""
+        self._byte_s = 8e-6 / most_mbit_s if most_mbit_s else 0.0
+        self._free_s = 0.0
+        """When what was sent has had its time."""
+
+    async def wait(self, octets: int) -> None:
+        """Waits until so many bytes more are allowed."""
+        now_s = time.monotonic()
+        self._free_s = max(self._free_s, now_s) + octets * self._byte_s
+        if self._free_s > now_s:
+            await asyncio.sleep(self._free_s - now_s)
+
+
 class Connection:
     """Messages over one WebSocket, of either end."""
 
@@ -63,13 +81,15 @@ class Connection:
         self._numbers = itertools.count()
         self._parts = dict[int, bytearray]()
 
-    async def send(self, *values: Any) -> bool:
-        """Sends a message; returns False if the connection is gone."""
+    async def send(self, *values: Any, pace: Pace | None = None) -> bool:
+        """Sends a message, each part when `pace` allows; returns False if the connection is gone."""
         octets, number = memoryview(cast("bytes", msgpack.packb(values))), next(self._numbers)
         try:
             for begin in range(0, len(octets), _PART_BYTES):
                 part = octets[begin : begin + _PART_BYTES]
                 is_last = begin + _PART_BYTES >= len(octets)
+                if pace is not None:
+                    await pace.wait(len(part))
                 head = (number << 1 | is_last).to_bytes(8, "little")
                 await self.socket.send_bytes(head + part)
         except (ConnectionError, RuntimeError):  # aiohttp has both for a closed one

@@ -25,7 +25,7 @@ from robot_rl.core.errors import DeviceError, RobotRLError
 from robot_rl.data.transitions import Segment
 from robot_rl.real.remote import back_off
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import BACK_OFF_S, Connection, FullError, connected, machines
+from robot_rl.rollout.hub_connection import BACK_OFF_S, Connection, FullError, Pace, connected, machines
 from robot_rl.rollout.hub_devices import nodes_for
 from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import Elsewhere
@@ -219,6 +219,7 @@ class _Remote:
         self._weights, self._is_loaded = weights, True
         self._sent: tuple[int, int] | None = None
         """Stamp of the weights that were sent last on this connection."""
+        self._pace = Pace(hub.most_mbit_s)
         self._turns = queue.Queue[_Arrived]()
         self.received = self._taken = taken
         """Number of the last turn that has arrived."""
@@ -344,26 +345,31 @@ class _Remote:
         job, weights = self._job, self._weights
         self._sent = weights.stamp
         content = {"source": job.source, "holder": job.holder, "config": job.config, "files": dict(job.files)}
-        await hub.send("content", {**content, "weights": encode_weights(weights)})
+        await hub.send("content", {**content, "weights": encode_weights(weights)}, pace=self._pace)
 
     async def _send_news(self, hub: Connection) -> None:
         """Sends what the job needs, which turns were taken, newer weights one by one, and how it is left."""
-        acknowledged = self._taken
-        while True:
-            self._news.clear()
-            if self._leaves:
-                await hub.send(self._leaves, None)
-                return
-            if self._wants_content:
-                self._wants_content = False
-                await self._send_content(hub)
-            if self._taken > acknowledged:
-                acknowledged = self._taken
-                await hub.send("has", acknowledged)
-            if self._has_begun and self._is_loaded and self._weights.stamp != self._sent:
-                self._sent, self._is_loaded = self._weights.stamp, False
-                await hub.send("weights", encode_weights(self._weights))
-            await self._news.wait()
+        acknowledged, weights = self._taken, None
+        try:
+            while True:
+                self._news.clear()
+                if self._leaves:
+                    await hub.send(self._leaves, None)
+                    return
+                if self._wants_content:
+                    self._wants_content = False
+                    await self._send_content(hub)
+                if self._taken > acknowledged:
+                    acknowledged = self._taken
+                    await hub.send("has", acknowledged)
+                if self._has_begun and self._is_loaded and self._weights.stamp != self._sent:
+                    self._sent, self._is_loaded = self._weights.stamp, False
+                    octets = encode_weights(self._weights)
+                    weights = asyncio.create_task(hub.send("weights", octets, pace=self._pace))
+                await self._news.wait()
+        finally:
+            if weights is not None:
+                weights.cancel()
 
     def _arrive(self, number: int, octets: bytes) -> None:
         """Takes a turn, unless it was sent again."""

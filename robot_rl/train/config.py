@@ -207,7 +207,7 @@ class RunConfig(LineConfig):
         self._check_shares()
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         check_needs(self.station, self.needs)
-        check_nodes(self.acting, self.hub)
+        check_nodes(self.acting, self.hub, self.human.input)
         self.check_line()
         require(self.restarts >= 0, "restarts", self.restarts, "0 or more")
         require(self.silence_s > 0, "silence_s", self.silence_s, "above 0")

@@ -133,15 +133,22 @@ def _check_kind(source: SourceConfig, at: str) -> None:
     require(source.station is None or not source.real_time, f"{at}.real_time", source.real_time, allowed)
 
 
-def check_nodes(sources: Mapping[str, SourceConfig], hub: HubConfig) -> None:
-    """Refuses arms of other machines without a hub, or with a person, and a hub that nothing needs."""
+def check_nodes(sources: Mapping[str, SourceConfig], hub: HubConfig, given: str) -> None:
+    """Refuses arms of other machines without a hub, a person there who is not heard, and a hub without need.
+
+    Args:
+        sources: by name.
+        hub: where machines meet.
+        given: `human.input`.
+    """
     elsewhere = {name: source for name, source in sources.items() if source.needs.node is not None}
     for name, source in elsewhere.items():
         at = f"sources.{name}." if name else ""
         allowed = "null without hub.address, which is that of `robot-rl fleet`"
         require(hub.address is not None, f"{at}needs.node", source.needs.node, allowed)
-        allowed = "none with needs.node: a person sits at this machine"
-        require(not source.human, f"{at}human" if name else "human.input", True, allowed)
+        allowed = "gamepad or scripted with needs.node: the person is at the arm, where no terminal is"
+        is_heard = not source.human or given in ("none", "gamepad", "scripted")
+        require(is_heard, "human.input", given, allowed)
     require(bool(elsewhere) or hub == HubConfig(), "hub", hub, "left out without needs.node")
 
 

@@ -15,12 +15,18 @@ def main(folder: Path) -> int:
     words = json.loads((folder / "config.yaml").read_text())
     spool = Spool(folder / "turns")
     sys.stdout.write("a package says hello\n")
+    for line in words.get("logs", []):
+        sys.stderr.write(line if line.startswith("half") else f"{line}\n")
+        sys.stderr.flush()
+        time.sleep(0.3)
     while not over:
         if spool.newest == words.get("dies_after"):
             return 3
         sys.stdout.write(json.dumps({"turn": spool.put(b"x" * words.get("size", 1))}) + "\n")
         sys.stdout.flush()
         time.sleep(0.01)
+    if "logs" in words:
+        sys.stderr.write("bye")
     return 0
 
 

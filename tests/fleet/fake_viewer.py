@@ -15,9 +15,15 @@ PAGE = """<html>
 </html>"""
 
 
+LARGE_BYTES = 3_000_000
+"""Of the file `/large/<number>`, each of which is the number."""
+
+
 async def file(request: web.Request) -> web.Response:
     if request.path == "/":
         return web.Response(text=PAGE, content_type="text/html")
+    if request.path.startswith("/large/"):
+        return web.Response(body=bytes([int(request.path.rpartition("/")[2])]) * LARGE_BYTES)
     headers = {"Access-Control-Allow-Origin": "*", "Cross-Origin-Opener-Policy": "same-origin"}
     return web.Response(text=request.raw_path, headers=headers)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
@@ -22,7 +23,7 @@ from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import AGE, make_app
 from robot_rl.rollout import hub_connection
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import Connection, TakenError, connected, machines
+from robot_rl.rollout.hub_connection import Connection, Pace, TakenError, connected, machines
 from robot_rl.rollout.on_node import NodeJob, _Remote
 from robot_rl.rollout.spool import Spool
 from robot_rl.rollout.weights import Snapshot
@@ -40,14 +41,20 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def together(tmp_path: Path) -> Callable[[Use], Any]:
+def said() -> list[str]:
+    """What the agent has told the people at its machine."""
+    return []
+
+
+@pytest.fixture
+def together(tmp_path: Path, said: list[str]) -> Callable[[Use], Any]:
     """Runs a test with a hub and an agent of this machine, in one loop."""
 
     async def run(use: Use) -> Any:
         server = TestServer(make_app(tmp_path, TOKEN, frozenset({"127.0.0.1"})))
         await server.start_server()
         hub = HubConfig(address=str(server.make_url("")).rstrip("/"), token_file=str(tmp_path / "token"))
-        agent = Agent(AgentConfig(hub=hub, name="lab", runs=str(tmp_path / "runs")))
+        agent = Agent(AgentConfig(hub=hub, name="lab", runs=str(tmp_path / "runs")), said.append)
         serves = asyncio.create_task(agent.run())
         try:
             async with asyncio.timeout(60.0):
@@ -182,7 +189,7 @@ def test_the_hub_knows_the_newest_runs_of_a_machine_when_they_change(
 def test_the_page_gets_pictures_of_another_machine(
     together: Callable[[Use], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "CAMERAS", "tests.fleet.fake_cameras")
+    monkeypatch.setattr("robot_rl.fleet.shown.CAMERAS", "tests.fleet.fake_cameras")
     cameras = ("front", "frozen", "blurred")
 
     async def use(hub: HubConfig, agent: Agent) -> None:
@@ -474,5 +481,76 @@ def test_large_weights_let_an_order_pass(together: Callable[[Use], Any]) -> None
             await asyncio.gather(run.send("weights", big), run.send("has", 1))
             await run.get("loaded")
             assert (job_folder() / "weights").read_bytes() == big
+
+    together(use)
+
+
+def test_who_is_at_the_arm_reads_what_a_job_logs(together: Callable[[Use], Any], said: list[str]) -> None:
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        async with joined(hub) as run:
+            await run.begin(logs=["put the cube back [Y]", "half a li", "ne"])
+            await until(lambda: said[-1].endswith("half a line"))
+            await run.send("end", None)
+            await run.get("ended")
+
+    together(use)
+    shown = [line for line in said if line.startswith("run-arm: ") and not line.endswith(("begins", "ends"))]
+    assert shown == ["run-arm: put the cube back [Y]", "run-arm: half a line", "run-arm: bye"]
+
+
+def test_steps_and_weights_keep_to_the_rate_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, slept_s = 100.0, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        slept_s.append(round(seconds, 6))
+        now_s += seconds
+
+    monkeypatch.setattr(hub_connection.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(hub_connection.asyncio, "sleep", sleep)
+    pace, free = Pace(4.0), Pace()  # 500 bytes in a millisecond
+
+    def send(by: Pace, octets: int) -> None:
+        with contextlib.suppress(StopIteration):
+            by.wait(octets).send(None)
+
+    send(pace, 25_000)
+    now_s += 0.03  # what is not used is gone
+    send(pace, 50_000)
+    send(pace, 500)
+    send(free, 10**9)
+    assert slept_s == [0.05, 0.1, 0.001]
+
+
+def test_slow_weights_let_what_was_taken_and_the_end_pass(
+    together: Callable[[Use], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = list[int]()
+    send = Connection.send
+
+    async def noted(connection: Connection, *values: Any, pace: Pace | None = None) -> bool:
+        if values[0] == "weights":
+            parts.append(len(values[1]))
+        return await send(connection, *values, pace=pace)
+
+    monkeypatch.setattr(Connection, "send", noted)
+
+    async def use(hub: HubConfig, agent: Agent) -> None:
+        job = NodeJob(name="run-arm", source="arm", holder="test", config="{}", files={})
+        slow = replace(hub, most_mbit_s=0.5)
+        remote = _Remote(slow, "lab", job, Snapshot(0, 0, {}), 0, lambda _: None, None)
+        assert (await asyncio.to_thread(remote.take, 30.0)) is not None
+        remote.offer(Snapshot(1, 1, {"w": torch.zeros(1_000_000)}))  # a minute
+        await until(lambda: parts)
+        taken = 0
+        while taken < 10:
+            arrived = await asyncio.to_thread(remote.take, 5.0)
+            assert arrived is not None
+            taken = arrived.number
+        await until(lambda: agent._jobs["run-arm"].spool.taken >= 9)
+        began_s = time.monotonic()
+        await asyncio.to_thread(remote.close, "end")
+        assert time.monotonic() - began_s < 20.0
+        await until(lambda: not job_folder().exists())
 
     together(use)

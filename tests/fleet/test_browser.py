@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,11 @@ def test_a_person_sees_what_cameras_see_and_that_a_picture_is_old(
     assert not refused, "neither errors nor refused content but of the arm that is gone"
 
 
-def test_a_person_sees_the_scene_of_an_arm(page: str, browser: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["here", "lab"])
+def test_a_person_sees_the_scene_of_an_arm(page: str, browser: Any, tmp_path: Path, where: str) -> None:
     from selenium.webdriver.common.by import By
+
+    link = ".card:not([data-arm$=' on lab']) a" if where == "here" else ".card[data-arm$=' on lab'] a"
 
     def cube() -> tuple[float, float] | None:
         """Returns where the red cube is in the window, in pixels."""
@@ -168,10 +171,11 @@ def test_a_person_sees_the_scene_of_an_arm(page: str, browser: Any, tmp_path: Pa
     with (
         StationProcesses("sim_in_process", tmp_path / "station", token=1) as station,
         station.client() as arm,
+        _joined(page, tmp_path) if where == "lab" else nullcontext(),
     ):
         browser.get(page)
-        until(lambda: "Scene" in _text(browser, ".card a"))
-        browser.find_element(By.CSS_SELECTOR, ".card a").click()
+        until(lambda: "Scene" in _text(browser, link))
+        browser.find_element(By.CSS_SELECTOR, link).click()
         until(lambda: len(browser.window_handles) == 2)
         browser.switch_to.window(browser.window_handles[1])
         until(lambda: cube() is not None, limit_s=90.0)
@@ -186,6 +190,16 @@ def test_a_person_sees_the_scene_of_an_arm(page: str, browser: Any, tmp_path: Pa
         stops = f"return {order}.then(() => 'sent', (error) => error.name)"
         assert browser.execute_script(stops) == "TypeError"
         assert "Content Security Policy" in browser.get_log("browser")[-1]["message"]
+
+
+@contextmanager
+def _joined(page: str, folder: Path) -> Generator[None]:
+    """Has an agent with a state of its own join the page's hub as `lab`."""
+    hub = [f"hub.address={page.split('/?')[0]}", f"hub.token_file={folder / 'state' / 'fleet.token'}"]
+    environment = {**os.environ, "ROBOT_RL_STATE": str(folder / "lab")}
+    with subprocess.Popen(command_line("agent", "name=lab", *hub), env=environment) as agent:
+        yield
+        agent.terminate()
 
 
 def _text(browser: Any, selector: str) -> str:

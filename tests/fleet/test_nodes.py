@@ -23,6 +23,8 @@ from aiohttp.test_utils import TestServer
 from robot_rl.cli.main import main
 from robot_rl.config import build, dump
 from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.data.episode import SOURCES
+from robot_rl.data.store.reader import open_source
 from robot_rl.fleet.agent import Agent, AgentConfig
 from robot_rl.fleet.server import ORDER, make_app
 from robot_rl.rollout.hub_config import HubConfig
@@ -215,6 +217,25 @@ def test_a_run_learns_on_an_arm_of_another_machine(
 
 
 @pytest.mark.slow
+def test_a_person_at_an_arm_of_another_machine_takes_over(
+    hub: Served, monkeypatch: pytest.MonkeyPatch, arrived: list[int]
+) -> None:
+    enter_station(hub, monkeypatch)
+    arm = {"station": "any", "needs": {"node": "lab"}, "env_steps": 60, "human": True}
+    person = {"input": "scripted", "scripted": {"patience_s": 0.05, "reaction_s": 0.0, "lag_s": 0.0}}
+    with agent(hub):
+        until(lambda: machines(hub.joined))
+        phases.run(run_of(hub, sources={"arm": arm}, human=person, env={**SMALL["env"], "horizon_s": 2.0}))
+    assert arrived[:60] == list(range(1, 61))
+    steps = steps_of(hub)
+    assert steps["human"] > 10
+    assert steps["human"] + steps.get("sim", 0) == 60
+    kept = open_source(folder_of(hub.folder / "runs") / "experience" / "arm")
+    sources = [kept.read(number).source for number in range(len(kept))]
+    assert sum(int((one == SOURCES.index("human")).sum()) for one in sources) == steps["human"]
+
+
+@pytest.mark.slow
 def test_one_run_has_simulations_on_ray_and_an_arm_of_another_machine(
     hub: Served, monkeypatch: pytest.MonkeyPatch, arrived: list[int]
 ) -> None:
@@ -396,6 +417,16 @@ def test_a_run_without_its_machine_is_not_begun(hub: Served) -> None:
             {"sources": {"arm": {"real_time": True, "env_steps": 5}}},
             "hub: .*, allowed: left out without needs.node",
         ),
+        (
+            {
+                "sources": {
+                    "arm": {"station": "any", "needs": {"node": "lab"}, "env_steps": 5, "human": True}
+                },
+                "human": {"input": "keyboard"},
+            },
+            "human.input: got 'keyboard', allowed: gamepad or scripted with needs.node",
+        ),
+        ({"hub": {"address": "https://hub:8642", "most_mbit_s": -1}}, "hub.most_mbit_s: got -1"),
     ],
 )
 def test_machines_that_cannot_be_reached_are_refused(

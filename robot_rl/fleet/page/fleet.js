@@ -55,7 +55,7 @@ function curve(points) {
 const pictures = new Map();
 
 function picture(one, camera) {
-  const path = `${one.on ? `nodes/${one.on}` : "arms"}/${encodeURIComponent(one.id)}/cameras/${encodeURIComponent(camera)}`;
+  const path = `${place(one)}/cameras/${encodeURIComponent(camera)}`;
   if (!pictures.has(path)) {
     const canvas = element("canvas", { role: "img", "aria-label": `picture of ${camera}`, width: "320", height: "240" });
     const made = element("figure", { "data-camera": camera, children: [canvas, element("figcaption", { cls: "small", text: camera })] });
@@ -103,10 +103,10 @@ function arm(one) {
   if (one.reason) card.append(element("p", { text: one.reason, cls: "small" }));
   card.append(element("p", { cls: "small joints" }), element("p", { cls: "small rate" }));
   card.append(element("div", { cls: "pictures", children: one.cameras.map((camera) => picture(one, camera)) }));
-  if (one.has_scene && !one.on) card.append(element("a", { text: "Scene", href: `arms/${encodeURIComponent(one.id)}/scene/`, target: "_blank", rel: "noopener" }));
+  if (one.has_scene) card.append(element("a", { text: "Scene", href: `${place(one)}/scene/`, target: "_blank", rel: "noopener" }));
   if (one.phase !== "stopped" && one.phase !== "silent") {
     const button = element("button", { text: "Stop", cls: "danger" });
-    button.onclick = () => ask(`Stop ${key(one, one.station)}? It stays stopped until somebody clears it.`, "Stop", one.on ? `nodes/${one.on}/${one.id}/stop` : `arms/${one.id}/stop`);
+    button.onclick = () => ask(`Stop ${key(one, one.station)}? It stays stopped until somebody clears it.`, "Stop", `${place(one)}/stop`);
     card.append(button);
   }
   return card;
@@ -149,6 +149,7 @@ function run(one) {
 }
 
 // What is on another machine has its name too.
+const place = (arm) => `${arm.on ? `nodes/${arm.on}` : "arms"}/${encodeURIComponent(arm.id)}`;
 const key = (one, name = one.id) => (one.on ? `${name} on ${one.on}` : name);
 
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;

@@ -146,7 +146,8 @@ def check_arms(config: RunConfig) -> None:
         check_terminal()
     for name, source in config.acting.items():
         station = None if source.named is None else load_station(source.named)
-        if source.human and config.human.input in ("gamepad", "leader"):
+        is_here = source.needs.node is None
+        if source.human and is_here and config.human.input in ("gamepad", "leader"):
             how: dict[str, Any] = {"holder": "train, a look", "wait_s": config.lease_wait_s}
             with opened(simulation(config.env_of(name), 1), **how) as env:
                 make_teleop(config.human, env, config.seed, station).close()
