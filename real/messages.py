@@ -87,6 +87,10 @@ class Control:
     """As in `Plan`; 0 for a watcher, who may stop an arm but not move it."""
 
 
+DRIVER_GONE = "the driver is gone"
+"""Begins the reason of a stop by the supervisor of an arm without its driver."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Status:
     """The supervisor's report to its clients, once a cycle."""

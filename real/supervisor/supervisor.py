@@ -22,6 +22,7 @@ from robot_rl.hal.safety import Stop
 from robot_rl.real.drivers.rest import STILL_SHARE
 from robot_rl.real.link import Link
 from robot_rl.real.messages import (
+    DRIVER_GONE,
     Answer,
     ArmState,
     Beat,
@@ -152,7 +153,7 @@ class Supervisor:
             messages = []
             self.stop(str(error), can_brake=False)
         if self._driver.closed:
-            self.stop("the driver is gone", by="driver watchdog", can_brake=False)
+            self.stop(DRIVER_GONE, by="driver watchdog", can_brake=False)
         for message in messages:
             match message:
                 case ArmState():
@@ -303,7 +304,7 @@ class Supervisor:
         if not control.by.strip():
             refusal = f"clear: got by={control.by!r}, need the name of who looked at the arm."
         elif self._driver.closed:
-            refusal = "the driver is gone. Start driver and supervisor again."
+            refusal = f"{DRIVER_GONE}. Start driver and supervisor again."
         elif self.stopped is not None and not self.is_released:
             refusal = "the arm is still stopping. Try again."
         if refusal or self.stopped is None:

@@ -68,6 +68,10 @@ class SafetyStopError(DeviceError):
     """A command after a latched stop; only an explicit clear lifts it."""
 
 
+class DriverGoneError(SafetyStopError):
+    """The stop of an arm whose driver is gone: a simulated one can be begun again with another."""
+
+
 def require(holds: bool, key: str, got: object, allowed: str) -> None:
     """Raises the one form of message for a setting out of range."""
     if not holds:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from robot_rl.core.errors import DeviceError, SafetyStopError
+from robot_rl.core.errors import DeviceError, DriverGoneError, SafetyStopError
 from robot_rl.data.transitions import Segment
 from robot_rl.rollout.revival import ActorError, LostActorError, Revival
 from robot_rl.rollout.shared import Address, Inbox, opened
@@ -339,7 +339,8 @@ def _act(
     except KeyboardInterrupt:
         failure = _Failure("interrupted from the keyboard")
     except Exception as error:  # the learner gets any error, and saves the run
-        may_pass = isinstance(error, DeviceError) and not isinstance(error, SafetyStopError)
+        needs_person = isinstance(error, SafetyStopError) and not isinstance(error, DriverGoneError)
+        may_pass = isinstance(error, DeviceError) and not needs_person
         failure = _Failure(f"{type(error).__name__}: {error}", may_pass)
     finally:
         try:

@@ -20,12 +20,18 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.clock import Clock
-from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
+from robot_rl.core.errors import (
+    ConfigError,
+    DeviceError,
+    DriverGoneError,
+    SafetyStopError,
+    StaleObservationError,
+)
 from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
 from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds
 from robot_rl.real.client import ArmClient
 from robot_rl.real.drivers.rest import STILL_SHARE
-from robot_rl.real.messages import Plan, Status
+from robot_rl.real.messages import DRIVER_GONE, Plan, Status
 from robot_rl.real.sensors import Sensors
 from robot_rl.real.station import StationConfig
 from robot_rl.sim.mirror import Mirror
@@ -379,7 +385,8 @@ class StationEnv(VectorEnv):
     def _require_running(self, status: Status) -> None:
         if status.phase == "stopped":
             self._is_running = False
-            raise SafetyStopError(
+            kind = DriverGoneError if status.reason.startswith(DRIVER_GONE) else SafetyStopError
+            raise kind(
                 f"station {self.station.name}: stopped: {status.reason}. Look at the arm, then "
                 "`robot-rl arm clear by=<your name>`, and deploy again."
             )
