@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.config import load
-from robot_rl.core.errors import DeviceError
+from robot_rl.core.errors import DeviceError, DriverGoneError, SafetyStopError
 from robot_rl.core.policy import ChunkSample, Encoded, Policy
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.store.reader import open_source
@@ -41,9 +41,11 @@ from tests.rollout.test_sources import VersionPolicy, weights
 class FallingEnv(FakeEnv):
     """Fails at its fourth step."""
 
+    error: type[DeviceError] = DeviceError
+
     def step_masked(self, actions: Array, active: Array | None) -> Any:
         if self._step[0] == 3:
-            raise DeviceError("the cable is out")
+            raise self.error("the cable is out")
         return super().step_masked(actions, active)
 
 
@@ -148,6 +150,18 @@ def test_a_failure_is_the_last_that_is_heard() -> None:
         messages = [pipe.recv() for _ in range(4)]
     assert isinstance(messages[3], _Failure)
     assert messages[3].error == "DeviceError: the cable is out"
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass"), [(DeviceError, True), (SafetyStopError, False), (DriverGoneError, True)]
+)
+def test_only_a_stop_that_a_person_looks_at_is_the_end(
+    error: type[DeviceError], may_pass: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FallingEnv, "error", error)
+    with actor(build_falling, offered(0)) as (pipe, _):
+        messages = [pipe.recv() for _ in range(4)]
+    assert messages[3] == _Failure(f"{error.__name__}: the cable is out", may_pass)
 
 
 def test_clamps_and_resets_of_another_process_are_counted() -> None:

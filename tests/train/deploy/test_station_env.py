@@ -6,8 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
-from robot_rl.real.messages import Answer, Frame, Status
+from robot_rl.core.errors import (
+    ConfigError,
+    DeviceError,
+    DriverGoneError,
+    SafetyStopError,
+    StaleObservationError,
+)
+from robot_rl.real.messages import DRIVER_GONE, Answer, Frame, Status
 from robot_rl.real.station import CameraConfig, load_station
 from robot_rl.real.teleop.intent import NoTeleop
 from robot_rl.rollout.envs import make_expert
@@ -391,8 +397,12 @@ def test_a_stopped_and_a_paused_arm_end_the_episode(station_env) -> None:
     env.reset(seed=1)
     env.step(zero)
     env.safe_stop()
-    with pytest.raises(SafetyStopError, match=r"stop by robot-rl.*robot-rl arm clear by="):
+    with pytest.raises(SafetyStopError, match=r"stop by robot-rl.*robot-rl arm clear by=") as stop:
         env.step(zero)
+    arm.reason = f"{DRIVER_GONE} (by the driver watchdog)"
+    with pytest.raises(DriverGoneError, match=r"the driver is gone.*robot-rl arm clear by="):
+        env.step(zero)
+    assert stop.type is SafetyStopError
 
 
 def test_nan_never_leaves(station_env) -> None:
