@@ -51,7 +51,7 @@ class Steps:
     log_prob: Tensor
     """(B,): of what was drawn, by that policy."""
     advantage: Tensor
-    """(B,): standardised over the rollout."""
+    """(B,): standardised over all rollouts of an update."""
     value: Tensor
     """(B,): before the updates."""
     target: Tensor
@@ -64,6 +64,17 @@ class Steps:
     def unexplained(self) -> Tensor:
         """Share of the variance of the targets that the value before the updates does not explain."""
         return (self.target - self.value).var() / self.target.var().clamp_min(1e-8)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Returns the rows of several, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        names = [field.name for field in fields(cls) if field.name != "seen"]
+        whole = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        is_same = parts[0].seen is parts[0].features
+        seen = whole["features"] if is_same else torch.cat([part.seen for part in parts])
+        return cls(**whole, seen=seen)
 
     def rows(self, index: Tensor | slice) -> Self:
         """Returns some rows."""
@@ -123,18 +134,22 @@ class PlainPPO(Learner):
         self._moments = policy.normaliser.moments(observed)
 
     @torch.no_grad()
-    def update(self, rollout: StepRollout) -> Mapping[str, Tensor]:
-        """Takes all epochs over a rollout; then the scale of the observations goes on with it."""
-        cfg = self._cfg
-        steps = self.prepare(rollout)
+    def update(self, rollouts: Sequence[StepRollout]) -> Mapping[str, Tensor]:
+        """Takes all epochs over rollouts; then the scale of the observations goes on with them.
+
+        Args: rollouts: of the present weights, one of each source.
+        """
+        cfg, std = self._cfg, rollouts[0].std
+        steps = self.prepare(rollouts)
         for _ in range(cfg.epochs - 1):
             for part in steps.shuffled(cfg.minibatches, self._generator):
-                self.update_rows(part, rollout.std)
+                self.update_rows(part, std)
         last = steps.shuffled(cfg.minibatches, self._generator)
-        rows = [self.update_rows(part, rollout.std) for part in last]
+        rows = [self.update_rows(part, std) for part in last]
         for name, moments in self._moments.items():
-            if name in rollout.obs:
-                moments.add(rollout.obs[name][:-1].flatten(0, 1))
+            for rollout in rollouts:
+                if name in rollout.obs:
+                    moments.add(rollout.obs[name][:-1].flatten(0, 1))
         self._policy.normaliser.follow(self._moments)
         self._updates += 1
         return {**self._metrics(rows), "value": steps.value.mean(), "unexplained": steps.unexplained}
@@ -151,19 +166,23 @@ class PlainPPO(Learner):
         }
 
     @torch.no_grad()
-    def prepare(self, rollout: StepRollout) -> Steps:
-        """Returns the rows of a rollout with their advantages and targets."""
-        cfg = self._cfg
+    def prepare(self, rollouts: Sequence[StepRollout]) -> Steps:
+        """Returns the rows of rollouts, one after another, with their advantages and targets."""
+        steps = Steps.joined([self._steps_of(rollout) for rollout in rollouts])
+        steps.advantage = (steps.advantage - steps.advantage.mean()) / (steps.advantage.std() + 1e-8)
+        return steps
+
+    def _steps_of(self, rollout: StepRollout) -> Steps:
+        """Returns the rows of a rollout; advantages are not standardised yet."""
         features, seen = self._read(rollout.obs)
         value = self._values(seen)
         advantage, target = self._worth(rollout, value)
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         deviation = (rollout.drawn - rollout.mean) / rollout.std
         log_prob = _log_density(deviation.square(), rollout.std)
         features = features[:-1].flatten(0, 1)
         return Steps(
             features=features,
-            seen=seen[:-1].flatten(0, 1) if cfg.privileged else features,
+            seen=seen[:-1].flatten(0, 1) if self._cfg.privileged else features,
             drawn=rollout.drawn.flatten(0, 1),
             mean=rollout.mean.flatten(0, 1),
             log_prob=log_prob.flatten(),
@@ -183,7 +202,7 @@ class PlainPPO(Learner):
             next_value.view(-1).index_copy_(0, rollout.final_row[:count], self._values(final))
         if cfg.scale_reward:
             discount = torch.full_like(reward, cfg.gamma_step)
-            std = self._scale.add(reward.T, discount.T, ended.T)
+            std = self._scale.add(reward.T, discount.T, ended.T, actor=rollout.actor)
             reward = (reward / std).clamp(-_REWARD_LIMIT, _REWARD_LIMIT)
         advantage, target = gae(
             reward.T,

@@ -215,7 +215,7 @@ def ours(work: Work, env: SimVectorEnv) -> Callable[[], int]:
     def iterate() -> int:
         nonlocal turns
         publisher.offer(turns, learner.policy_weights)
-        learner.update(source.collect(publisher))
+        learner.update([source.collect(publisher)])
         turns += 1
         return work.cost
 

@@ -40,7 +40,8 @@ from robot_rl.train.stages import check_stages
 _UPDATES = {True: "1 or more with that stage", False: "0 without that stage"}
 """Of a stage that is, or is not, in the plan."""
 _WITH_REPLAY = (
-    "a method with a replay for sources: residual, latent, chunked, direct, sequence or qarl; dagger or ppo"
+    "a method with a replay for sources: residual, latent, chunked, direct, sequence or qarl; dagger, ppo or "
+    "plain_ppo"
 )
 
 
@@ -400,7 +401,7 @@ class RunConfig(LineConfig):
         """Refuses wrong sources, and settings that contradict them or are for one robot alone."""
         alone = "one robot alone, for now: leave it out with sources"
         require(self.env.kind == "sim", "env.kind", self.env.kind, "sim with sources, for now")
-        is_on_policy = type(self.method) is PPOSettings
+        is_on_policy = type(self.method) in (PPOSettings, PlainPPOSettings)
         takes = is_on_policy or isinstance(self.method, OffPolicySettings | DaggerSettings)
         require(takes, "method", self.method.kind, _WITH_REPLAY)
         require(self.demos.path is None, "demos.path", self.demos.path, alone)
@@ -410,7 +411,7 @@ class RunConfig(LineConfig):
         require(not self.replay.reuse, "replay.reuse", list(self.replay.reuse), alone)
         check_sources(self.sources, self.env.task, is_apart=self.transport != "inline")
         given = {name: source.share for name, source in self.sources.items() if source.share is not None}
-        allowed = "none with method=ppo, which learns from all rollouts once"
+        allowed = f"none with method={self.method.kind}, which learns from all rollouts once"
         require(not (is_on_policy and given), "sources", given, allowed)
         check_person(self.sources, self.human.input)
         imagines = any(source.world for source in self.sources.values())

@@ -2,7 +2,7 @@
 
     RolloutSource: T decisions in N envs  ->  RolloutExperience: advantages once, then minibatches
     GroupSource: G episodes of each start ->  GroupExperience: groups without contrast dropped, then the same
-    StepRolloutSource: T control steps    ->  NewestRollout: whole; the learner makes its minibatches
+    StepRolloutSource: T control steps    ->  NewestRollouts: whole; the learner makes its minibatches
 
 A block of updates pays for what the sources bring in a turn of the loop, so that between two turns
 nothing of it is left, and a checkpoint needs none of it.
@@ -133,25 +133,29 @@ class RolloutExperience:
         self._cut = set(state.get("cut", ()))
 
 
-class NewestRollout:
-    """The newest rollout, whole, for a learner that takes all its epochs in one update."""
+class NewestRollouts:
+    """The newest rollouts, whole, for a learner that takes all its epochs over them in one update."""
 
     def __init__(self) -> None:
-        self._rollout: StepRollout | None = None
+        self._added: list[StepRollout] = []
 
     def add(self, segment: StepRollout) -> None:
-        """Takes the place of the rollout before."""
-        self._rollout = segment
+        """Adds to what the next update is of."""
+        self._added.append(segment)
 
-    def sample(self) -> StepRollout:
-        """Returns the rollout, once."""
-        rollout, self._rollout = self._rollout, None
-        if rollout is None:
+    def owed(self) -> int:
+        """Returns 1, if there is anything that the next update can be of."""
+        return min(len(self._added), 1)
+
+    def sample(self) -> list[StepRollout]:
+        """Returns what was added, once."""
+        added, self._added = self._added, []
+        if not added:
             raise RuntimeError("rollouts: nothing was collected since the last update")
-        return rollout
+        return added
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns nothing: between two turns of the loop the rollout is used up."""
+        """Returns nothing: between two turns of the loop the rollouts are used up."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ def test_a_time_limit_bootstraps_from_the_final_observation_and_an_end_does_not(
     final[:, 0] = torch.tensor([10.0, 99.0, 99.0])
     rollout.put_final(0, {"state": final.numpy()}, rollout.truncated[0].numpy())
     assert rollout.num_final == 1
-    steps = learner.prepare(rollout)
+    steps = learner.prepare([rollout])
     advantage = torch.tensor([2.0, -3.0, 0.25, 1.0, 1.0, 1.0])
     torch.testing.assert_close(steps.target, advantage + torch.tensor([4.0, 4.0, 4.0, 6.0, 6.0, 6.0]))
     torch.testing.assert_close(steps.advantage, (advantage - advantage.mean()) / (advantage.std() + 1e-8))
@@ -93,7 +93,39 @@ def test_a_time_limit_bootstraps_from_the_final_observation_and_an_end_does_not(
     seen: Any = {"state": final}
     rollout.put_final(0, seen, rollout.truncated[0])
     assert rollout.num_final == 3
-    torch.testing.assert_close(learner.prepare(rollout).target, steps.target)
+    torch.testing.assert_close(learner.prepare([rollout]).target, steps.target)
+
+
+@pytest.mark.parametrize("privileged", [0, 2])
+def test_rollouts_of_several_sources_are_the_rows_of_one(privileged: int) -> None:
+    policy, generator = make_policy(privileged), seeded(4)
+    parts = [play(policy, generator) for _ in range(2)]
+    learner = make_learner(policy, privileged=bool(privileged))
+    steps, alone = learner.prepare(parts), [learner.prepare([part]) for part in parts]
+    assert len(steps) == 2 * T * N
+    for name in ("features", "seen", "drawn", "mean", "log_prob", "value", "target"):
+        whole = torch.cat([getattr(one, name) for one in alone])
+        torch.testing.assert_close(getattr(steps, name), whole, rtol=1e-5, atol=1e-6)
+    assert (steps.seen is steps.features) == (not privileged)
+    advantage = steps.target - steps.value
+    expected = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    torch.testing.assert_close(steps.advantage, expected, rtol=1e-4, atol=1e-5)
+    before = {name: moments.state_dict()["count"] for name, moments in learner._moments.items()}
+    learner.update(parts)
+    for name, moments in learner._moments.items():
+        assert moments.state_dict()["count"] == before[name] + 2 * T * N
+
+
+def test_each_source_has_its_own_returns_for_the_scale_of_rewards() -> None:
+    policy, generator = make_policy(), seeded(4)
+    learner = make_learner(policy, scale_reward=True)
+    for number in range(2):
+        parts = [play(policy, generator) for _ in range(2)]
+        parts[1].actor = 1
+        learner.prepare(parts if number == 0 else parts[1:])
+    first, second = (learner._scale.state_dict()["returns"][actor] for actor in (0, 1))
+    assert first.shape == second.shape == (N,)
+    assert not first.equal(second)
 
 
 def test_the_first_ratio_is_one_and_stays_so_when_the_scale_moves() -> None:
@@ -101,7 +133,7 @@ def test_the_first_ratio_is_one_and_stays_so_when_the_scale_moves() -> None:
     learner = make_learner(policy, target_kl=None)
     for _ in range(3):
         rollout = play(policy, generator)
-        steps = learner.prepare(rollout)
+        steps = learner.prepare([rollout])
         picked = steps.rows(torch.randperm(T * N, generator=generator)[:7])
         mean, std = policy.moments(policy.encode({"state": rollout.obs["state"][:-1].flatten(0, 1)}))
         whole = torch.distributions.Normal(mean[:, 0], std).log_prob(steps.drawn).sum(dim=1)
@@ -111,7 +143,7 @@ def test_the_first_ratio_is_one_and_stays_so_when_the_scale_moves() -> None:
         assert float(first.kl) == pytest.approx(0.0, abs=1e-6)
         torch.testing.assert_close(first.gain, picked.advantage, atol=1e-5, rtol=1e-5)  # times a ratio of 1
         assert not first.is_clipped.any()
-        learner.update(rollout)
+        learner.update([rollout])
         assert not policy.state_dict()["encoder.normaliser.mean_state"].equal(
             before["encoder.normaliser.mean_state"]
         )
@@ -123,7 +155,7 @@ def test_the_gradient_is_that_of_the_clipped_objective(learns_std: bool) -> None
     options: dict[str, Any] = {"value_clip": 0.05, "entropy_weight": 0.03}
     learner = make_learner(policy, clip=0.1, learns_std=learns_std, target_kl=None, grad_clip=0.0, **options)
     rollout = play(policy, generator)
-    steps = learner.prepare(rollout)
+    steps = learner.prepare([rollout])
     with torch.no_grad():  # away from the policy that acted, so that some ratios are clipped
         for parameter in (*policy.parameters(), *learner._value.parameters()):
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -172,7 +204,7 @@ def test_the_scale_is_that_of_all_rollouts_and_is_saved(tmp_path: Path) -> None:
     for _ in range(3):
         rollout = play(policy, generator)
         seen.append(rollout.obs["state"][:-1].flatten(0, 1).clone())
-        learner.update(rollout)
+        learner.update([rollout])
     # The ten rows before the first rollout have mean 0 and variance 1.
     rows, count = torch.cat(seen).double(), 10 + 3 * T * N
     mean = rows.sum(dim=0) / count
@@ -191,13 +223,13 @@ def test_the_value_reads_the_privileged_state_and_the_policy_does_not() -> None:
     policy = make_policy(privileged=2)
     learner = make_learner(policy, privileged=True)
     rollout = play(policy, seeded(4))
-    before = learner.prepare(rollout)
+    before = learner.prepare([rollout])
     assert before.seen.shape[1] == before.features.shape[1] + 2 == D + 2
     rollout.obs[PRIVILEGED].add_(1.0)
-    after = learner.prepare(rollout)
+    after = learner.prepare([rollout])
     assert after.features.equal(before.features)
     assert not after.value.equal(before.value)
-    learner.update(rollout)
+    learner.update([rollout])
     scale = policy.normaliser.get_buffer(f"mean_{PRIVILEGED.replace('.', '__')}")
     assert (scale > 1.0).all()  # the rows have mean 3, those before 0
     again = {"state": rollout.obs["state"][0]}
@@ -231,7 +263,7 @@ def test_an_update_reads_nothing_back(scale_reward: bool) -> None:
     learner = make_learner(policy, privileged=True, scale_reward=scale_reward)
     rollout = play(policy, seeded(4))
     with ReadsNothingBack():
-        metrics = learner.update(rollout)
+        metrics = learner.update([rollout])
         with pytest.raises(AssertionError, match="_local_scalar_dense"):
             float(metrics["kl"])
 
@@ -241,11 +273,11 @@ def test_an_update_on_a_gpu_does_not_wait_for_it() -> None:
     policy = make_policy().to("cuda")
     learner = make_learner(policy, scale_reward=True)
     generator = seeded(4)
-    learner.update(play(policy, generator, "cuda"))  # allocates
+    learner.update([play(policy, generator, "cuda")])  # allocates
     rollout = play(policy, generator, "cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        metrics = learner.update(rollout)
+        metrics = learner.update([rollout])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert 0.0 <= float(metrics["kl"]) < 1.0
@@ -262,10 +294,10 @@ def test_it_learns_and_a_copy_learns_the_same() -> None:
             other = make_policy()
             copied = make_learner(other, lr=3e-3, minibatches=2, scale_reward=True)
             copied.load_state_dict(learner.state_dict())
-            copied.update(rollout)
-            learner.update(rollout)
+            copied.update([rollout])
+            learner.update([rollout])
             for name, value in policy.state_dict().items():
                 assert value.equal(other.state_dict()[name]), name
         else:
-            learner.update(rollout)
+            learner.update([rollout])
     assert sum(rewards[-5:]) > 0.7 * sum(rewards[:5])  # they are below zero: 30 % of the error is gone

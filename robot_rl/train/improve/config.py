@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -48,6 +49,8 @@ class RunLike(Protocol):
     def n_exec(self) -> int: ...
     @property
     def num_envs(self) -> int: ...
+    @property
+    def acting(self) -> Mapping[str, Any]: ...
     @property
     def transport(self) -> str: ...
     @property
@@ -340,9 +343,10 @@ class PlainPPOSettings(MethodSettings):
         require(not cameras, "policy.cameras", cameras, f"none {here}, which reads the state alone")
         allowed = f"inline {here}, whose rollouts lie in the memory that the learner reads"
         require(run.transport == "inline", "transport", run.transport, allowed)
-        rows, parts = run.num_envs * self.steps, self.algorithm.minibatches
-        self._require("steps", rows > 1, f"2 or more with num_envs={run.num_envs}")
-        allowed = f"at most {rows}, which is num_envs={run.num_envs} times method.steps={self.steps}"
+        num_envs = min(source.batch for source in run.acting.values())  # the others may end first
+        rows, parts = num_envs * self.steps, self.algorithm.minibatches
+        self._require("steps", rows > 1, f"2 or more with num_envs={num_envs}")
+        allowed = f"at most {rows}, which is num_envs={num_envs} times method.steps={self.steps}"
         require(parts <= rows, "method.algorithm.minibatches", parts, allowed)
 
     @property

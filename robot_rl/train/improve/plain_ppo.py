@@ -20,7 +20,7 @@ from robot_rl.train.improve.config import PlainPPOSettings
 from robot_rl.train.improve.method import Method, Module, Start, check_privileged, settings_of
 from robot_rl.train.improve.ppo import acting_copy, on_policy
 from robot_rl.train.loop import Learner, Run
-from robot_rl.train.rollouts import NewestRollout
+from robot_rl.train.rollouts import NewestRollouts
 from robot_rl.train.schedule import Always
 from robot_rl.train.session import Session
 
@@ -38,12 +38,12 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> StepRolloutSource:
-    """Returns a source of rollouts; RunConfig refuses those of an arm, and several sources."""
+    """Returns a source of rollouts; RunConfig refuses those of an arm."""
     return StepRolloutSource(
         env,
         acting_copy(config, policy),
         steps=settings_of(config, PlainPPOSettings).steps,
-        seed=train_seed(config.seed, "collect") // 2,
+        seed=train_seed(config.seed, f"collect {name}".strip()) // 2,
         device=config.device,
         correlation=settings_of(config, PlainPPOSettings).noise_correlation,
     )
@@ -62,8 +62,8 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         train_seed(config.seed, "plain_ppo"),
         observed=len(start.episodes.action),
     )
-    rollouts = NewestRollout()
-    learner = Learner(algorithm, rollouts, Always(), Publisher())
+    rollouts = NewestRollouts()
+    learner = Learner(algorithm, rollouts, Always(rollouts.owed), Publisher())
     return on_policy(session, start, policy, learner, rollouts, dict), policy
 
 

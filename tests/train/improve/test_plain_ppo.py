@@ -89,6 +89,38 @@ def test_a_resumed_run_is_the_unbroken_one(name: str, tmp_path: Path) -> None:
     assert same(Path(whole.run), Path(resumed.run))
 
 
+ROBOTS: dict[str, Any] = {
+    "env": {**SMALL["env"], "robots": ["reach:panda", "reach:gantry", "mobile_reach:mobile_panda"]},
+    "sources": {
+        "panda": {"robot": "panda", "num_envs": 2, "env_steps": 48},
+        "gantry": {"robot": "gantry", "num_envs": 3, "env_steps": 24},
+        "mobile": {"robot": "mobile_panda", "task": "mobile_reach", "num_envs": 2, "env_steps": 32},
+    },
+}
+
+
+def several(out: Path) -> RunConfig:
+    """Returns a run of three bodies with joints and actions of their own, of which one ends first."""
+    words = {key: value for key, value in SMALL.items() if key != "num_envs"}
+    method = {key: value for key, value in SMALL["method"].items() if key != "env_steps"}
+    return build(RunConfig, {**words, **ROBOTS, "method": method, "out": str(out)})
+
+
+def test_bodies_that_differ_learn_one_policy_and_a_resumed_run_is_the_unbroken_one(tmp_path: Path) -> None:
+    whole = run(several(tmp_path / "whole"))
+    folder = folder_of(tmp_path / "whole")
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "plain_ppo/kl" in row]
+    # A turn brings 8, 12 and 8 steps and one update: gantry ends after 2, mobile after 4, Panda after 6.
+    assert rows[-1]["updates"] == 6
+    steps = {name: one["env_steps"] for name, one in whole.sources.items()}
+    assert steps == {"panda": 48, "gantry": 24, "mobile": 32}
+    with killed_after(8):
+        run(several(tmp_path / "cut"))
+    resumed = resume(folder_of(tmp_path / "cut"))
+    assert resumed.final_digest == whole.final_digest
+    assert same(Path(whole.run), Path(resumed.run))
+
+
 def test_the_same_seed_twice_is_the_same_policy_and_another_is_not(tmp_path: Path) -> None:
     one, two, other = (
         Path(run(small(tmp_path / name, seed=seed)).run) for name, seed in (("a", 1), ("b", 1), ("c", 2))
