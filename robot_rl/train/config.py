@@ -296,6 +296,11 @@ class RunConfig(LineConfig):
         """Control steps of reinforcement learning, over all sources."""
         return sum(source.env_steps for source in self.acting.values())
 
+    @property
+    def fewest_envs(self) -> int:
+        """Envs of the source that has the fewest."""
+        return min(source.batch for source in self.acting.values())
+
     def env_of(self, name: str) -> EnvConfig:
         """Returns the env in which one of `acting` collects."""
         source = self.acting[name]

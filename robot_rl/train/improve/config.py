@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -50,7 +49,7 @@ class RunLike(Protocol):
     @property
     def num_envs(self) -> int: ...
     @property
-    def acting(self) -> Mapping[str, Any]: ...
+    def fewest_envs(self) -> int: ...
     @property
     def transport(self) -> str: ...
     @property
@@ -343,7 +342,7 @@ class PlainPPOSettings(MethodSettings):
         require(not cameras, "policy.cameras", cameras, f"none {here}, which reads the state alone")
         allowed = f"inline {here}, whose rollouts lie in the memory that the learner reads"
         require(run.transport == "inline", "transport", run.transport, allowed)
-        num_envs = min(source.batch for source in run.acting.values())  # the others may end first
+        num_envs = run.fewest_envs  # the other sources may end first
         rows, parts = num_envs * self.steps, self.algorithm.minibatches
         self._require("steps", rows > 1, f"2 or more with num_envs={num_envs}")
         allowed = f"at most {rows}, which is num_envs={num_envs} times method.steps={self.steps}"
