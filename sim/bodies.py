@@ -12,17 +12,21 @@ deviation: the joints of two robots are never one element, as they measure diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-from robot_rl.core.errors import ConfigError, nearest
+import numpy as np
+
+from robot_rl.core.arrays import Array, copied, like, namespace
+from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.names import PRESENT
 from robot_rl.core.registry import resolve
+from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.backends.engines import make_backend
-from robot_rl.sim.config import EnvConfig, check_names
+from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.control import action_names
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
@@ -46,11 +50,34 @@ class Layout:
 
     names: tuple[str, ...]
     rest: tuple[float, ...]
-    """One value for each name: of the robots that are not there, and of the robot's presence."""
+    """One value for each name, which holds where this robot measures nothing else."""
     where: tuple[int, ...]
     """The index in `names` of each element that the robot has."""
     shown: tuple[int, ...]
     """The indices of these among all elements of the robot."""
+
+
+class Among:
+    """Puts the elements of one robot among those of all, and takes them out again, in a back end's arrays.
+
+    N rows, k elements of the robot, D of all.
+    """
+
+    def __init__(self, layout: Layout, backend: Backend) -> None:
+        self.where = layout.where
+        self._where = backend.asarray(np.asarray(layout.where, np.int64))
+        self._rest = backend.asarray(np.asarray(layout.rest)[None])
+
+    def put(self, values: Array) -> Array:
+        """Returns (N, D), with the robot's `values` (N, k) in their places."""
+        shape = (len(values), self._rest.shape[1])
+        everything = copied(namespace(values).broadcast_to(like(self._rest, values), shape))
+        everything[:, self._where] = values
+        return everything
+
+    def take(self, values: Array) -> Array:
+        """Returns the robot's elements (N, k) of `values` (N, D)."""
+        return values[:, self._where]
 
 
 @dataclass(frozen=True)
@@ -62,7 +89,7 @@ class _Body:
     action: tuple[Element, ...]
 
     def chosen(self, beginnings: tuple[str, ...]) -> list[int]:
-        """Returns the indices in `state` of what beginnings of either name ask for; all if there are none."""
+        """Returns the indices of elements of `state` of which one name begins so; all without beginnings."""
         begin = self.robot.own_elements(beginnings) or ("",)
         return [
             index
@@ -78,18 +105,26 @@ def layouts_of(config: EnvConfig) -> tuple[Layout, Layout]:
         ConfigError: no such task or robot, the env's own is not among them, or `env.state` has what none has.
     """
     mine = (config.task, config.robot or resolve("task", config.task).default_robot)
-    pairs = list(dict.fromkeys(_pair(entry, config.task) for entry in config.robots))
+    pairs = list(dict.fromkeys(config.pairs()))
     if mine not in pairs:
         given = ",".join(config.robots)
         raise ConfigError(f"env.robots: got [{given}], allowed: a list with {mine[1]}, the robot of this env")
     bodies = [_body(*pair, config.common_actions) for pair in pairs]
-    _check_beginnings(config.state, bodies)
+    files = dict(reversed([(body.robot.name, robot) for body, (_, robot) in zip(bodies, pairs, strict=True)]))
+    for body, (_, robot) in zip(bodies, pairs, strict=True):
+        require(files[body.robot.name] == robot, "env.robots", robot, f"one robot named {body.robot.name}")
     body = bodies[pairs.index(mine)]
-    present = {f"{each.robot.name}{PRESENT}": float(each.robot is body.robot) for each in bodies}
+    present = {f"{each.robot.name}{PRESENT}": float(each.robot.name == body.robot.name) for each in bodies}
+    _check_beginnings(config.state, bodies, present)
     prefixes = tuple(f"{each.robot.name}." for each in bodies)
     shown = body.chosen(config.state)
     states = chain.from_iterable([each.state[i] for i in each.chosen(config.state)] for each in bodies)
-    actions = chain.from_iterable(each.action for each in bodies)
+    effectors = {each.name for body in bodies for each in body.robot.all_effectors}
+    # Tools first, then effectors, and the gripper last, as in the action of one robot.
+    actions = sorted(
+        chain.from_iterable(each.action for each in bodies),
+        key=lambda element: (element.own in effectors, element.own == "gripper"),
+    )
     return (
         _layout(states, [body.state[i] for i in shown], shown, prefixes, present),
         _layout(actions, body.action, range(len(body.action)), prefixes, {}),
@@ -112,14 +147,6 @@ def _layout(
     return Layout(tuple(values), tuple(values.values()), where, tuple(shown))
 
 
-def _pair(entry: str, task: str) -> tuple[str, str]:
-    """Returns the task and the robot of `[task:]robot`."""
-    before, colon, after = entry.partition(":")
-    pair = (before, after) if colon else (task, entry)
-    check_names(*pair, at="env.robots: ")
-    return pair
-
-
 @cache
 def _body(task_name: str, robot_name: str, common: bool) -> _Body:
     task, robot = resolve("task", task_name)(), load_robot(robot_name)
@@ -138,10 +165,10 @@ def _body(task_name: str, robot_name: str, common: bool) -> _Body:
     return _Body(robot, tuple(state), tuple(action))
 
 
-def _check_beginnings(beginnings: tuple[str, ...], bodies: Sequence[_Body]) -> None:
+def _check_beginnings(beginnings: tuple[str, ...], bodies: Sequence[_Body], present: Collection[str]) -> None:
     """Refuses beginnings of names that no body has."""
     for beginning in beginnings:
-        if not beginning.endswith(PRESENT) and not any(body.chosen((beginning,)) for body in bodies):
+        if beginning not in present and not any(body.chosen((beginning,)) for body in bodies):
             names = dict.fromkeys(element.name for body in bodies for element in body.state)
             raise ConfigError(
                 f"env.state: got {beginning!r}, with which no element of the state begins."

@@ -213,6 +213,19 @@ class EnvConfig:
         allowed = "one number, or one for each of env.cameras"
         require(len(given) in (0, 1, len(self.cameras)), f"env.{name}", given, allowed)
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Returns the task and the robot of each of `robots`.
+
+        Raises:
+            ConfigError: there is no such task or robot, or the robot cannot do it.
+        """
+        found = list[tuple[str, str]]()
+        for entry in self.robots:
+            task, colon, robot = entry.partition(":")
+            found.append((task, robot) if colon else (self.task, entry))
+            check_names(*found[-1], at="env.robots: ")
+        return found
+
     def evaluated(self) -> EnvConfig:
         """Returns the same with the starts of evaluations, and on the CPU engine, whose numbers repeat.
 

@@ -19,7 +19,8 @@ class Expert:
     """Acts in all envs at once from their present state.
 
     The target is displaced by `bias_m` along world x, and by a Gaussian of standard deviation
-    `noise_m` in x and y that is drawn again for every episode. `shown` is what the env makes of an action.
+    `noise_m` in x and y that is drawn again for every episode. `as_shown` makes of an
+    action of this robot one of the env's, which may be of several robots.
     """
 
     def __init__(
@@ -31,20 +32,20 @@ class Expert:
         bias_m: float,
         noise_m: float,
         noise_seed: int,
-        shown: Callable[[Array], Array] = lambda action: action,
+        as_shown: Callable[[Array], Array] = lambda action: action,
     ) -> None:
         require_expert(type(task))
         self._task, self._control = task, control
         self._view, self._episode_seeds = view, episode_seeds
         self._bias_m, self._noise_m, self._noise_seed = bias_m, noise_m, noise_seed
-        self._shown = shown
+        self._as_shown = as_shown
         self.aim: Aim | None = None
         """The target of the last action."""
 
     def act(self) -> Array:
         """Returns actions (B, A) float32 in [-1, 1] for the task's end-effector control."""
         self.aim = self._task.expert(self._view, self._offset())
-        return self._shown(action_for(self.aim, self._control, self._view["tool.pos"]))
+        return self._as_shown(action_for(self.aim, self._control, self._view["tool.pos"]))
 
     def _offset(self) -> Array:
         keys = self._episode_seeds()

@@ -29,7 +29,7 @@ from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.backends.engines import make_backend
 from robot_rl.sim.backends.model_index import cells
 from robot_rl.sim.bank_files import BankKey
-from robot_rl.sim.bodies import Layout, layouts_of
+from robot_rl.sim.bodies import Among, layouts_of
 from robot_rl.sim.cameras import Camera
 from robot_rl.sim.config import OWN_WORDS, EnvConfig, ResetsConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
@@ -137,14 +137,16 @@ class SimVectorEnv(VectorEnv):
         index, names = self.view.elements(self._state)
         followed = () if self._monitor is None else NAMES  # shown whatever `env.state` leaves out
         self._true_index, self.true_names = self.backend.asarray(index), (*names, *followed)
-        self._state_layout, self._action_layout = (
-            layouts_of(self.config) if self.config.robots else (None, None)
+        layouts = layouts_of(self.config) if self.config.robots else None
+        self._state_among, self._action_among = (
+            (None, None) if layouts is None else (Among(layout, self.backend) for layout in layouts)
         )
-        if self._state_layout is None:
+        if layouts is None:
             shown = chosen(names, robot.own_elements(self.config.state), at="env.state")
-            shown_names = tuple(names[i] for i in shown)
+            shown_names, self.action_names = tuple(names[i] for i in shown), self.controller.action_names
         else:
-            shown, shown_names = list(self._state_layout.shown), self._state_layout.names
+            shown = list(layouts[0].shown)
+            shown_names, self.action_names = (layout.names for layout in layouts)
         self._state_index = self.backend.asarray(index[shown])
         self.state_names = (*shown_names, *followed)
         hidden = sorted(set(range(len(names))) - set(shown)) if self.config.privileged else []
@@ -153,8 +155,6 @@ class SimVectorEnv(VectorEnv):
         apart, at = self.config.environment_state, "env.environment_state"
         apart = chosen(names, apart, at=at) if apart else []
         self._environment_index = self.backend.asarray(index[apart])
-        layout = self._action_layout
-        self.action_names = self.controller.action_names if layout is None else layout.names
         self.autoreset = autoreset == "same_step"
         mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
         fps = int(task.control.hz)
@@ -383,7 +383,8 @@ class SimVectorEnv(VectorEnv):
         rows = self._all_rows if ids is None else ids
         values = self.view.values if ids is None else self.view.values[ids]
         sensed = self._domain.seen(values, rows, self._elapsed)
-        shown = self._among_all(sensed[:, self._state_index], self._state_layout)
+        shown = sensed[:, self._state_index]
+        shown = shown if self._state_among is None else self._state_among.put(shown)
         obs: Obs = {"state": self._with_monitor(shown, rows)}
         if len(self._hidden_index):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
@@ -394,18 +395,19 @@ class SimVectorEnv(VectorEnv):
         shown = self._pictures.show(rows)
         return obs | {key: self._asarray(pictures) for key, pictures in shown.items()}
 
-    def own_actions(self, actions: Array) -> Array:
-        """Returns the elements of actions (N, A) that this robot has, of those of `env.robots`."""
-        return actions if self._action_layout is None else actions[:, list(self._action_layout.where)]
+    @property
+    def own_action_names(self) -> tuple[str, ...]:
+        """Those of `action_names` that move this robot."""
+        names = self.action_names
+        return names if self._action_among is None else tuple(names[i] for i in self._action_among.where)
 
-    def _among_all(self, values: Array, layout: Layout | None) -> Array:
-        """Returns the robot's own elements (N, k) among those of all `env.robots`, (N, D)."""
-        if layout is None:
-            return values
-        rest = like(np.asarray(layout.rest), values)
-        everything = self.xp.zeros_like(values[:, :1]) + rest
-        everything[:, list(layout.where)] = values
-        return everything
+    def own_actions(self, actions: Array) -> Array:
+        """Returns the part of actions (N, A) that moves this robot, of those of `env.robots`."""
+        return actions if self._action_among is None else self._action_among.take(actions)
+
+    def _as_shown(self, actions: Array) -> Array:
+        """Returns this robot's actions (N, k) as those of `env.robots`, (N, A)."""
+        return actions if self._action_among is None else self._action_among.put(actions)
 
     def _with_monitor(self, values: Array, rows: Array) -> Array:
         """Returns elements of the state of some envs as float32, followed by those of the formula."""
@@ -512,7 +514,7 @@ class SimVectorEnv(VectorEnv):
 
     def action_towards(self, target_rad: Array, opening: Array) -> Array:
         """Returns actions (B, A) towards joint targets (B, n); see `Controller.towards`."""
-        return self._among_all(self.controller.towards(target_rad, opening), self._action_layout)
+        return self._as_shown(self.controller.towards(target_rad, opening))
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
         """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`.
@@ -523,7 +525,7 @@ class SimVectorEnv(VectorEnv):
         control = self.controller.control
         return Expert(
             self._task, control, self.view, self.episode_seeds, bias_m, noise_m, noise_seed,
-            shown=lambda action: self._among_all(action, self._action_layout),
+            as_shown=self._as_shown,
         )  # fmt: skip
 
     def picture(

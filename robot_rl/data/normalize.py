@@ -80,7 +80,7 @@ class Normaliser(nn.Module):
     def of(cls, episodes: Episodes) -> Normaliser:
         """Measures episodes: elements that one robot of several has to itself in the steps of that robot.
 
-        Where it is not, its elements are at rest (`sim/bodies.py`), which its own scale leaves near zero.
+        Where it is not, its elements are at rest (`sim/bodies.py`): constants, in that scale.
 
         Raises:
             DatasetError: as `fit`.

@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -142,25 +143,28 @@ class Job:
 
     async def _show_log(self, begins: int) -> None:
         """Shows what the process logs, which it writes to its file itself, from a byte of that on."""
+        left = b""
         with (self.folder / "log.txt").open("rb") as log:
             log.seek(begins)
             while True:
-                acts, here = self.acts, log.tell()
-                for line in log:
-                    if acts and not line.endswith(b"\n"):  # the rest is still to come
-                        break
-                    self._show(line.decode(errors="replace").rstrip())
-                    here += len(line)
+                acts = self.acts
+                *lines, left = re.split(rb"[\r\n]+", left + log.read())
+                if not acts:
+                    lines.append(left)
+                for line in filter(None, lines):
+                    with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+                        self._show(line.decode(errors="replace"))
                 if not acts:
                     return
-                log.seek(here)
                 await asyncio.sleep(_LOG_S)
 
     def _hear(self, word: dict[str, Any]) -> None:
         if "turn" in word:
             self.spool.newest = int(word["turn"])
             if self.alone_since_s is None and self.spool.newest - self.spool.taken > _UNSENT:
-                self.failure = f"the run leaves {_UNSENT} turns unfetched: lower method.utd"
+                self.failure = (
+                    f"the run leaves {_UNSENT} turns unfetched: lower method.utd, or raise hub.most_mbit_s"
+                )
                 self.end()
         elif "failed" in word:
             self.failure = str(word["failed"])
@@ -185,7 +189,7 @@ class Job:
         except TimeoutError:
             logger.error("%s: did not end within %g s, killed", self.folder.name, _END_S)
             self.process.kill()
-        await asyncio.gather(self._listener, self._reader)
+        await asyncio.gather(self._listener, self._reader, return_exceptions=True)
 
 
 class Agent:
@@ -203,11 +207,11 @@ class Agent:
         self._pumps = dict[str, asyncio.Task[None]]()
         self._hub: Connection | None = None
         self._pace = Pace(config.hub.most_mbit_s)
-        """Of the steps of all jobs."""
+        """Of the steps of all jobs, and of scenes."""
         self._changing = defaultdict[str, asyncio.Lock](asyncio.Lock)
         """One change of a job at a time, in the order of messages: an arm may take long to come to rest."""
         self._tasks = set[asyncio.Task[None]]()
-        self._shown = ShownArms(self._state, lambda kind, body: self._send("", kind, body))
+        self._shown = ShownArms(self._state, self._show_arm)
 
     async def run(self) -> None:
         """Serves until it is cancelled; then all jobs bring their arms to rest.
@@ -315,9 +319,15 @@ class Agent:
                         self._say(f"{name}: deleted, {what}")
             await asyncio.sleep(_CLEAN_S)
 
-    async def _send(self, job: str, kind: str, body: Any) -> None:
-        if self._hub is not None:  # what does not arrive is sent again
-            await self._hub.send(job, kind, body)
+    async def _send(self, job: str, kind: str, body: Any) -> bool:
+        """Sends a message; what does not arrive of a job is sent again."""
+        return self._hub is not None and await self._hub.send(job, kind, body)
+
+    async def _show_arm(self, kind: str, body: Any) -> bool:
+        """Sends something of what the page is shown of an arm."""
+        if kind == "octets":
+            await self._pace.wait(len(body["octets"]))
+        return await self._send("", kind, body)
 
     def _take(self, name: str, kind: str, body: Any) -> None:
         """Begins what a message asks for; what belongs to one job is done in order."""

@@ -29,6 +29,7 @@ _SILENT_S = 4.0
 """An agent shows every second what is there; another may take the name of one that did not for so long."""
 _ANSWER_S = 8.0
 """How long an order may take: the page waits 10 s."""
+_STOP_BY_HAND = ": use the e-stop button"
 _CLOSE_S = 1.0
 """How long a peer may take to agree that a connection ends."""
 _WAITING = 256
@@ -108,7 +109,7 @@ class Hub:
             ConfigError: there is no such machine.
             DeviceError: the order was refused, or is not known to be done.
         """
-        await self._ask(node, what, {"device": device, "by": by})
+        await self._ask(node, what, {"device": device, "by": by}, else_do=_STOP_BY_HAND)
 
     async def picture(self, node: str, device: str, camera: str) -> tuple[bytes, float]:
         """Returns the newest picture of a camera of an arm, as JPEG, and its largest possible age in seconds.
@@ -143,11 +144,12 @@ class Hub:
         if at is None:
             writer.close()
             return
+        at.streams.expect(number)
         await at.connection.send("", "open", {"number": number, "device": device})
         await at.streams.carry(number, reader, writer)
 
-    async def _ask(self, node: str, what: str, body: Json) -> Json:
-        """Has an agent do something, and returns its answer.
+    async def _ask(self, node: str, what: str, body: Json, else_do: str = "") -> Json:
+        """Has an agent do something, and returns its answer; `else_do` is said where it gives none.
 
         Raises:
             ConfigError: there is no such machine.
@@ -163,10 +165,11 @@ class Hub:
                 await at.connection.send("", what, {"number": number, **body})
                 answer = await at.answers[number]
         except TimeoutError:
-            why = f"{node} did not answer within {_ANSWER_S:g} s: use the e-stop button."
-            raise DeviceError(why) from None
+            raise DeviceError(f"{node} did not answer within {_ANSWER_S:g} s{else_do}.") from None
         finally:
             del at.answers[number]
+        if answer.get("is_gone"):
+            raise DeviceError(f"{node} is gone{else_do}.")
         if answer["refusal"]:
             raise DeviceError(str(answer["refusal"]))
         return answer
@@ -258,7 +261,7 @@ async def _leave(node: Node) -> None:
     node.streams.close()
     for answer in node.answers.values():
         if not answer.done():
-            answer.set_result({"refusal": f"{node.name} is gone: use the e-stop button."})
+            answer.set_result({"is_gone": True})
     await node.connection.socket.close()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import itertools
 import math
 import re
 import tempfile
@@ -45,6 +46,8 @@ _STREAMS = ("ui", "state")
 _CODES = range(4000, 5000)
 """Of the end of a stream: what the viewer's own page understands."""
 _PASSED = ("Content-Type", "Cross-Origin-Opener-Policy", "Cross-Origin-Embedder-Policy")
+_PLACE = re.compile(r"(/arms/[^/]+|/nodes/[^/]+/[^/]+)/scene/(.*)", re.DOTALL)
+"""Path of a viewer, and of a file within it."""
 _OWN_SCRIPT = b'<script src="/scene.js"></script>'
 _INLINE_HANDLER = b' oncontextmenu="event.preventDefault()"'
 """`scene.js` does the same: the policy of the page allows no script within a tag."""
@@ -88,8 +91,12 @@ class _There:
         self._beginning = asyncio.Lock()
 
     async def socket(self) -> str | None:
-        if not await self._hub.has_viewer(self._node, self._arm):
-            return None
+        try:
+            if not await self._hub.has_viewer(self._node, self._arm):
+                return None
+        except RobotRLError:
+            self.close()
+            raise
         async with self._beginning:
             if self._server is None:
                 carry = partial(self._hub.carry, self._node, self._arm)
@@ -105,6 +112,7 @@ class _There:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
+            self._server = None
 
 
 class Scenes:
@@ -113,7 +121,7 @@ class Scenes:
     def __init__(self, hub: Hub) -> None:
         """Args: hub: leads to the arms of other machines."""
         self._hub, self._feeds = hub, Feeds(SCENE, idle_s=SCENE_IDLE_S)
-        self._others = dict[tuple[str, str], _There]()
+        self._others, self._numbers = dict[tuple[str, str], _There](), itertools.count()
         self._folder = tempfile.TemporaryDirectory(prefix="robot-rl-fleet-")
         """Of the sockets that lead to other machines; only this user can enter it."""
 
@@ -124,7 +132,9 @@ class Scenes:
     def there(self, node: str, arm: str) -> Viewer:
         """Returns the viewer of an arm of another machine."""
         if (node, arm) not in self._others:
-            path = Path(self._folder.name, f"{len(self._others)}.sock")
+            for other in [other for other in self._others if other[0] not in self._hub.nodes]:
+                self._others.pop(other).close()
+            path = Path(self._folder.name, f"{next(self._numbers)}.sock")
             self._others[node, arm] = _There(self._hub, node, arm, path)
         return self._others[node, arm]
 
@@ -164,7 +174,7 @@ class Scenes:
                 if path in _STREAMS:
                     return await _stream(request, viewer, shown, path)
                 return await _file(request, viewer)
-        except (RobotRLError, ClientError, TimeoutError) as error:
+        except (RobotRLError, ClientError, OSError) as error:
             raise web.HTTPServiceUnavailable(text=f"no scene: {error or 'no answer'}") from None
 
 
@@ -226,13 +236,17 @@ async def _carry(
 async def _file(request: web.Request, viewer: ClientSession) -> web.Response:
     """Fetches a file of the viewer; its page gets our script first, and a policy of its own."""
     # As the browser wrote it: the viewer compares names with files, and decodes nothing.
-    before, _, name = request.raw_path.partition("/scene/")
+    found = _PLACE.fullmatch(request.raw_path)
+    assert found is not None, "routes have such paths"
+    before, name = found.groups()
     async with viewer.get(URL(f"/{name}", encoded=True)) as answer:
         content, status = await answer.read(), answer.status
         headers = {key: answer.headers[key] for key in _PASSED if key in answer.headers}
-    if headers.get("Content-Type", "").startswith("text/html"):
+    is_page = headers.get("Content-Type", "").startswith("text/html")
+    if is_page:
         content = content.replace(b"<head>", b"<head>" + _OWN_SCRIPT, 1).replace(_INLINE_HANDLER, b"")
-        headers["Content-Security-Policy"] = _policy(content, request.url.origin(), f"{before}/scene/")
+    policy = _policy(content if is_page else b"", request.url.origin(), f"{before}/scene/")
+    headers["Content-Security-Policy"] = policy  # also of a script, which a worker may run
     return web.Response(body=content, status=status, headers=headers)
 
 
@@ -240,13 +254,13 @@ def _policy(page: bytes, origin: URL, prefix: str) -> str:
     """Returns what the viewer's page may do: run its own code, and ask its own viewer, but give no orders."""
     scripts = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts]
-    inline = " ".join(f"'sha256-{each}'" for each in hashes)
+    inline = "".join(f" 'sha256-{each}'" for each in hashes)
     ours = f"{origin}{prefix}"
     own = f"{ours} {ours.replace('http', 'ws', 1)}"
     if ":" in (origin.host or ""):  # policies cannot name an IPv6 address
         own = "'self'"
     return (
-        f"default-src 'none'; script-src 'self' 'unsafe-eval' {inline}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src 'self' 'unsafe-eval'{inline}; style-src 'unsafe-inline'; "
         f"img-src 'self'; connect-src {own}; "
-        "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+        "form-action 'none'; frame-ancestors 'none'; base-uri 'none'; sandbox allow-scripts allow-same-origin"
     )

@@ -22,8 +22,13 @@ class ShownArms:
     kinds = frozenset({"picture", "scene", "seen", "open", "octets", "shut"})
     """Of messages that are for it."""
 
-    def __init__(self, state: FleetState, send: Callable[[str, Json], Awaitable[Any]]) -> None:
-        """Args: state: knows the arms that are up. send: sends a message, kind and body, to the hub."""
+    def __init__(self, state: FleetState, send: Callable[[str, Json], Awaitable[bool]]) -> None:
+        """Takes what it asks.
+
+        Args:
+            state: knows the arms that are up.
+            send: sends a message, kind and body, to the hub; False if that is gone.
+        """
         self._state, self._send = state, send
         self._pictures = Feeds(CAMERAS, idle_s=CAMERA_IDLE_S)
         self._scenes = Feeds(SCENE, idle_s=SCENE_IDLE_S)

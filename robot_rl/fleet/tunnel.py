@@ -2,8 +2,8 @@
 
     server of the page --socket of the hub-- Streams ==connection of the agent== Streams --viewer's socket
 
-Messages are `open` (the hub's, which numbers the streams), `octets` and `shut`. An end reads on when what it
-has read is sent, so a slow line slows down who sends.
+Messages are `open` (the hub's, which numbers the streams), `octets` and `shut`. Each end expects a stream
+before it waits for anything. An end reads on when what it has read is sent: a slow line slows it down.
 """
 
 from __future__ import annotations
@@ -21,52 +21,57 @@ _MOST_BYTES = 1 << 26
 class Streams:
     """The streams of one connection, at either end of it."""
 
-    def __init__(self, send: Callable[[str, Json], Awaitable[Any]]) -> None:
-        """Args: send: sends a message, kind and body, to the other end."""
+    def __init__(self, send: Callable[[str, Json], Awaitable[bool]]) -> None:
+        """Args: send: sends a message, kind and body, to the other end; False if that is gone."""
         self._send = send
         self._writers = dict[int, asyncio.StreamWriter]()
         self._early = dict[int, list[bytes]]()
-        """What has come for streams whose socket is not open yet."""
+        """What has come for streams that are expected, and whose socket is not open yet."""
 
     def expect(self, number: int) -> None:
         """Keeps what comes for a stream until `carry`."""
         self._early[number] = []
 
     async def carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carries a stream until one of its ends closes it."""
+        """Carries an expected stream until one of its ends closes it, which may have happened already."""
+        early = self._early.pop(number, None)
+        if early is None:
+            writer.close()
+            return
         self._writers[number] = writer
-        for octets in self._early.pop(number, ()):
-            writer.write(octets)
+        writer.writelines(early)
         try:
             while octets := await reader.read(_BLOCK_BYTES):
-                await self._send("octets", {"number": number, "octets": octets})
+                if not await self._send("octets", {"number": number, "octets": octets}):
+                    break
         except OSError:  # the other end of the socket is gone
             pass
         finally:
-            if self._writers.pop(number, None) is not None:
-                await self._send("shut", {"number": number})
+            is_first = self._writers.pop(number, None) is not None
             writer.close()
+            if is_first:
+                await self._send("shut", {"number": number})
 
     async def refuse(self, number: int) -> None:
         """Ends a stream that was expected."""
-        self._early.pop(number, None)
-        await self._send("shut", {"number": number})
+        if self._early.pop(number, None) is not None:
+            await self._send("shut", {"number": number})
 
     def take(self, kind: str, body: Json) -> None:
         """Takes `octets` or `shut` of the other end; those of streams that have ended are for nobody."""
         number = int(body["number"])
         writer = self._writers.get(number)
-        if kind == "octets" and writer is None:
-            if number in self._early:
-                self._early[number].append(bytes(body["octets"]))
-        elif kind == "octets" and writer is not None:
+        if kind == "shut":
+            self._early.pop(number, None)
+            if writer is not None:
+                del self._writers[number]
+                writer.close()
+        elif writer is None:
+            self._early.get(number, []).append(bytes(body["octets"]))
+        else:
             writer.write(bytes(body["octets"]))
             if writer.transport.get_write_buffer_size() > _MOST_BYTES:
                 writer.transport.abort()
-        else:
-            self._early.pop(number, None)
-            if self._writers.pop(number, None) is not None and writer is not None:
-                writer.close()
 
     def close(self) -> None:
         """Ends all streams; the connection is gone."""

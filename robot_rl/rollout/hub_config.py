@@ -22,7 +22,8 @@ class HubConfig:
     ca: str | None = None
     """Authority that signed the hub's certificate (PEM); those that the system trusts if None."""
     most_mbit_s: float = 0.0
-    """Most that this machine sends of weights or of steps, in megabits per second; any amount if 0."""
+    """Most that a run sends to each arm's machine of what acts there, and an agent of steps and scenes, in
+    megabits per second; any amount if 0."""
     alone_s: float = 60.0
     """An arm whose learner cannot be reached acts on so long, then rests and is free for others."""
 

@@ -349,7 +349,7 @@ class _Remote:
 
     async def _send_news(self, hub: Connection) -> None:
         """Sends what the job needs, which turns were taken, newer weights one by one, and how it is left."""
-        acknowledged, weights = self._taken, None
+        acknowledged, sending = self._taken, None
         try:
             while True:
                 self._news.clear()
@@ -358,18 +358,18 @@ class _Remote:
                     return
                 if self._wants_content:
                     self._wants_content = False
-                    await self._send_content(hub)
+                    sending = asyncio.create_task(self._send_content(hub))
                 if self._taken > acknowledged:
                     acknowledged = self._taken
                     await hub.send("has", acknowledged)
                 if self._has_begun and self._is_loaded and self._weights.stamp != self._sent:
                     self._sent, self._is_loaded = self._weights.stamp, False
                     octets = encode_weights(self._weights)
-                    weights = asyncio.create_task(hub.send("weights", octets, pace=self._pace))
+                    sending = asyncio.create_task(hub.send("weights", octets, pace=self._pace))
                 await self._news.wait()
         finally:
-            if weights is not None:
-                weights.cancel()
+            if sending is not None:
+                sending.cancel()
 
     def _arrive(self, number: int, octets: bytes) -> None:
         """Takes a turn, unless it was sent again."""

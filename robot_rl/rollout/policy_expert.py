@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from robot_rl.core.errors import CheckpointError, DatasetError
+from robot_rl.core.names import PRESENT
 from robot_rl.hal.vector import Array
 from robot_rl.policies.checkpoint import check_meta, load_policy
 from robot_rl.policies.executor import ChunkExecutor
@@ -53,6 +54,8 @@ class PolicyExpert:
         """
         saved = policy_folder(folder, at="env.expert")
         (policy, meta), at = load_policy(saved), f"env.expert: {saved}"
+        if any(name.endswith(PRESENT) for name in meta.state_names):
+            raise CheckpointError(f"{at}: it is of several robots (env.robots), allowed: a policy of one.")
         here = {name: getattr(env, name) for name in ("task", "robot", "control_hz", "action_names")}
         elements = tuple(name for name in meta.state_names if name in env.true_names)
         check_meta(at, meta, replace(meta, state_names=elements, **here))

@@ -9,7 +9,7 @@ An arm never waits for the learner: a thread sends the steps. Simulators may be 
 the loop ahead and wait then. Weights lie in shared memory, see `robot_rl.rollout.shared`.
 
 An actor that died, fell silent, or whose device failed is begun again; episodes that it was in are cut. A
-device that has stopped for safety is not: a person has to look at it.
+device that has stopped for safety is not: a person has to look at it. A simulated arm without its driver is.
 
 Steps travel pickled through a pipe. Its two ends belong to this process and the child it spawned, which
 run the same code for the same user, and no other process can open it. Where bytes can come from elsewhere,
@@ -57,7 +57,7 @@ class _Failure:
 
     error: str
     may_pass: bool = False
-    """Whether another actor may do better: a device failed, and has not stopped for safety."""
+    """Whether another actor may do better: a device failed, and no person has to look at it first."""
 
 
 @dataclass

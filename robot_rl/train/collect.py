@@ -31,6 +31,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.lerobot_saved import GivenFolder, lerobot_folder, read_lerobot_folder
 from robot_rl.rollout.envs import Array
 from robot_rl.rollout.stepping import seed_batches
+from robot_rl.sim.bodies import layouts_of
 from robot_rl.sim.config import OWN_WORDS
 from robot_rl.sim.control import action_names
 from robot_rl.sim.robots.loading import load_robot
@@ -190,13 +191,13 @@ def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, Po
     env = EnvConfig(
         task=meta.task,
         robot=meta.robot,
-        robots=meta.robots if any(name.endswith(PRESENT) for name in meta.state_names) else (),
+        robots=_robots_of(meta, at=str(folder)),
         state=meta.state_names,
         cameras=getattr(own, "cameras", ()),
         image_size=getattr(own, "picture", EnvConfig().image_size),
         instruction=OWN_WORDS if meta.tasks else "" if words == meta.instruction else meta.instruction,
     )
-    return policy, meta, replace(env, common_actions=_takes_common_actions(meta))
+    return policy, meta, replace(env, common_actions=_takes_common_actions(meta, env))
 
 
 def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvConfig]:
@@ -224,15 +225,31 @@ def _run_of(policy: Path) -> RunConfig | None:
     return load_config_here(run, at="policy")[0] if (run / "config.yaml").is_file() else None
 
 
-def _takes_common_actions(meta: PolicyMeta) -> bool:
+def _robots_of(meta: PolicyMeta, *, at: str) -> tuple[str, ...]:
+    """Returns `env.robots` as a policy has it, from the names of what it reads.
+
+    Raises:
+        CheckpointError: its robots do different tasks, which the names do not say.
+    """
+    robots = tuple(name.removesuffix(PRESENT) for name in meta.state_names if name.endswith(PRESENT))
+    if robots and meta.tasks:
+        raise CheckpointError(f"{at}: it is of several robots and tasks. Name it within its run folder.")
+    return robots
+
+
+def _takes_common_actions(meta: PolicyMeta, env: EnvConfig) -> bool:
     """Returns whether a policy's actions are those that all tasks share, and not its task's own."""
     if meta.task not in table("task"):
         return False  # of others
-    task, robot = resolve("task", meta.task)(), load_robot(meta.robot)
-    own, common = (
-        action_names(control_of(task, robot, common=is_common), robot) for is_common in (False, True)
-    )
+    own, common = (_action_names(replace(env, common_actions=is_common)) for is_common in (False, True))
     return meta.action_names == common != own
+
+
+def _action_names(env: EnvConfig) -> tuple[str, ...]:
+    if env.robots:
+        return layouts_of(env)[1].names
+    task, robot = resolve("task", env.task)(), load_robot(env.robot or "")
+    return action_names(control_of(task, robot, common=env.common_actions), robot)
 
 
 def open_theirs(given: GivenFolder, dataset: Path | None) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:

@@ -195,6 +195,7 @@ class RunConfig(LineConfig):
         require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")
         if self.env.kind == "sim":
             check_names(self.env.task, self.env.robot, at="env.")
+            self.env.pairs()
             check_reward(self.env)
             check_variation(self.env.task, self.env.variation)
             formula, allowed = self.env.formula, "none with an arm or a person"

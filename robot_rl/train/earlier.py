@@ -152,15 +152,14 @@ def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:
         return len({tuple(name for name in names if name.startswith(beginning)) for names in lists}) == 1
 
     common = [beginning for beginning in beginnings if are_equal(beginning)]
+    one_action = len({meta.action_names for meta in metas.values()}) == 1
+    one_state = len(set(lists)) == 1
     remedies = list[str]()
-    if common and len(set(lists)) > 1:
+    if common and one_action and not one_state:
         remedies.append(f"Show what all of them have: env.state=[{','.join(common)}].")
-    differ = len({(meta.state_names, meta.action_names) for meta in metas.values()}) > 1
-    if differ and len({meta.robot for meta in metas.values()}) > 1:
+    if len({meta.robot for meta in metas.values()}) > 1 and not (one_action and one_state):
         tasks = {meta.task for meta in metas.values()}
         each = [meta.robot if len(tasks) == 1 else f"{meta.task}:{meta.robot}" for meta in metas.values()]
-        remedies.append(
-            f"{'Or give' if remedies else 'Give'} one state and action the elements of all: "
-            f"env.robots=[{','.join(dict.fromkeys(each))}]."
-        )
+        listed = ",".join(dict.fromkeys(each))
+        remedies.append(f"{'Or list' if remedies else 'List'} all robots: env.robots=[{listed}].")
     return " ".join(remedies) or "Train them in a run each."

@@ -134,7 +134,7 @@ def _check_kind(source: SourceConfig, at: str) -> None:
 
 
 def check_nodes(sources: Mapping[str, SourceConfig], hub: HubConfig, given: str) -> None:
-    """Refuses arms of other machines without a hub, a person there who is not heard, and a hub without need.
+    """Refuses arms of other machines without a hub, inputs that do not work there, and a hub without use.
 
     Args:
         sources: by name.
@@ -147,8 +147,8 @@ def check_nodes(sources: Mapping[str, SourceConfig], hub: HubConfig, given: str)
         allowed = "null without hub.address, which is that of `robot-rl fleet`"
         require(hub.address is not None, f"{at}needs.node", source.needs.node, allowed)
         allowed = "gamepad or scripted with needs.node: the person is at the arm, where no terminal is"
-        is_heard = not source.human or given in ("none", "gamepad", "scripted")
-        require(is_heard, "human.input", given, allowed)
+        works = not source.human or given in ("none", "gamepad", "scripted")
+        require(works, "human.input", given, allowed)
     require(bool(elsewhere) or hub == HubConfig(), "hub", hub, "left out without needs.node")
 
 

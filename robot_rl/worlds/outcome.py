@@ -55,7 +55,8 @@ class PredicateOutcome:
         if self._task.hold_s:
             raise ConfigError(f"world model: success of {task} must last {self._task.hold_s:g} s.")
         known = load_robot(robot)
-        self._columns = _columns(state_quantities(self._task, known), state_names)
+        own = tuple(name.removeprefix(f"{known.name}.") for name in state_names)  # of one of `env.robots`
+        self._columns = _columns(state_quantities(self._task, known), own)
         self._fingers = tuple(f"{joint}.pos" for joint in known.finger_joints)
         try:
             self.judge(np.zeros((1, len(state_names)), np.float32))

@@ -198,8 +198,10 @@ def _joined(page: str, folder: Path) -> Generator[None]:
     hub = [f"hub.address={page.split('/?')[0]}", f"hub.token_file={folder / 'state' / 'fleet.token'}"]
     environment = {**os.environ, "ROBOT_RL_STATE": str(folder / "lab")}
     with subprocess.Popen(command_line("agent", "name=lab", *hub), env=environment) as agent:
-        yield
-        agent.terminate()
+        try:
+            yield
+        finally:
+            agent.terminate()
 
 
 def _text(browser: Any, selector: str) -> str:

@@ -104,7 +104,10 @@ def test_files_of_a_viewer_come_with_a_policy_that_allows_no_orders(
     assert "script-src 'self' 'unsafe-eval' 'sha256-" in policy
     assert f"connect-src {scene} ws{scene.removeprefix('http')};" in policy
     assert asked == "/assets/A[w].ttf?size=3"
-    assert of_file["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; ")
+    rest = policy.partition("style-src")[2]
+    assert rest.endswith("; sandbox allow-scripts allow-same-origin"), "it opens no page that gives orders"
+    of_script = f"default-src 'none'; script-src 'self' 'unsafe-eval'; style-src{rest}"
+    assert of_file["Content-Security-Policy"] == of_script, "a worker has the policy of its script"
     assert of_file["Cross-Origin-Opener-Policy"] == "same-origin"
     assert "Access-Control-Allow-Origin" not in of_file, "other pages read no models"
 

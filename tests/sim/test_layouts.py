@@ -1,5 +1,7 @@
 """One state and one action for several robots: where the elements of each are, which change nothing."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ from robot_rl.data.normalize import STD_FLOOR, Normaliser
 from robot_rl.rollout.envs import make_expert
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.reflection import reflection_of
+from robot_rl.sim.robots.catalog import ROBOT_FILES
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
-from robot_rl.train.demos import collect_episodes
+from robot_rl.train.demos import Pushes, collect_episodes
+from robot_rl.train.deploy.online import hand_names
 
 Array = NDArray[Any]
 BOTH = ("panda", "gantry")
@@ -59,8 +63,8 @@ def test_a_body_takes_its_part_of_an_action_and_nothing_else_of_it() -> None:
     names = (
         *(f"mobile_panda.base_{axis}.delta" for axis in ("x", "y", "yaw")),
         *steps,
-        "gripper",
         *(f"{side}_{step}" for side in ("left", "right") for step in steps),
+        "gripper",
     )
     rng = np.random.default_rng(0)
     for task, robot in (
@@ -79,6 +83,46 @@ def test_a_body_takes_its_part_of_an_action_and_nothing_else_of_it() -> None:
             np.testing.assert_array_equal(alone.get_state(), among.get_state())
             np.testing.assert_array_equal(infos[1]["commanded_action"], np.clip(actions, -1.0, 1.0))
             np.testing.assert_array_equal(among.own_actions(actions), actions[:, own])
+
+
+def test_the_gripper_is_last_and_noise_on_demonstrations_leaves_it() -> None:
+    robots = ("reach:panda", "bimanual_reach:two_pandas", "pick_cube:panda")
+    env = make(2, task="pick_cube", robots=robots)
+    assert env.action_names[-2:] == ("tool.yaw", "gripper")
+    assert env.own_action_names == (*(f"tool.{step}" for step in ("dx", "dy", "dz", "yaw")), "gripper")
+    env.reset(seed=0)
+    pushes = Pushes(np.arange(8, dtype=np.uint64), env.action_names, 0.5)
+    pushed = pushes.on(np.zeros((8, len(env.action_names)), np.float32))
+    assert pushed[:, :-1].any()
+    assert not pushed[:, -1].any()
+
+
+def test_arrays_of_torch_have_the_same_elements() -> None:
+    names = ("mobile_reach:mobile_panda", "panda")
+    config = EnvConfig(task="reach", robots=names, num_threads=1)
+    ours, theirs = (SimVectorEnv(config, 2, array=kind) for kind in ("numpy", "torch"))
+    seen = [env.reset(seed=4)[0]["state"] for env in (ours, theirs)]
+    np.testing.assert_array_equal(seen[0], np.asarray(seen[1]))
+    actions = np.random.default_rng(0).uniform(-1, 1, (2, len(ours.action_names))).astype(np.float32)
+    stepped = [env.step(env.xp.asarray(actions)) for env in (ours, theirs)]
+    np.testing.assert_array_equal(stepped[0][0]["state"], np.asarray(stepped[1][0]["state"]))
+    acted = [np.asarray(env.expert().act()) for env in (ours, theirs)]
+    np.testing.assert_allclose(*acted, atol=1e-6)
+
+
+def test_nothing_of_the_env_s_own_robot_may_be_shown() -> None:
+    env = make(robot="gantry", robots=BOTH, state=("panda",))
+    state = env.reset(seed=0)[0]["state"]
+    assert env.state_names == (*own_of("panda"), "panda.present", "gantry.present")
+    np.testing.assert_array_equal(state[0], state[1])
+
+
+def test_a_person_s_hand_moves_the_env_s_own_tool_alone() -> None:
+    robots = ("reach:panda", "bimanual_reach:two_pandas")
+    with pytest.raises(ConfigError, match="keys and sticks move the tool, these actions do not"):
+        hand_names(make(task="bimanual_reach", robots=robots))
+    names = hand_names(make(task="reach", robots=robots))
+    assert [name for name in names if name] == ["tool.dx", "tool.dy", "tool.dz", "gripper"]
 
 
 def test_an_action_that_is_no_number_holds_the_robot_as_ever() -> None:
@@ -160,12 +204,29 @@ def test_a_choice_of_the_state_counts_for_every_robot() -> None:
         ),
         ({"robots": ("panda", "gantri")}, r"env\.robots: robot: no robot and no file named 'gantri'"),
         ({"robots": ("panda", "reech:gantry")}, r"env\.robots: task: no task named 'reech'"),
+        (
+            {"robots": BOTH, "state": ("pandaa.present",)},
+            r"env\.state: got 'pandaa.present', with which no element of the state begins",
+        ),
         ({"robots": ("panda", "claw")}, r"env\.robots: robot: claw is of kind hand"),
     ],
 )
 def test_lists_of_robots_that_cannot_be(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**config)
+
+
+def test_two_robots_of_one_name_are_refused_and_one_file_is_one_robot(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.yaml", "b.yaml")]
+    for file in files:
+        shutil.copy(ROBOT_FILES / "so_arm100.yaml", file)
+    with pytest.raises(
+        ConfigError, match=r"env\.robots: got '.*b\.yaml', allowed: one robot named so_arm100"
+    ):
+        make(robot=str(files[0]), robots=tuple(map(str, files)))
+    env = make(robot=str(files[0]), robots=(str(files[0]), f"pick_cube:{files[0]}"))
+    state = env.reset(seed=0)[0]["state"]
+    assert state[0, env.state_names.index("so_arm100.present")] == 1.0
 
 
 def test_the_image_of_a_mirror_is_of_one_robot() -> None:

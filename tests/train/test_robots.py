@@ -32,7 +32,7 @@ from robot_rl.telemetry import figures
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.runs import Outcome, load_run
 from robot_rl.telemetry.settings import Setting
-from robot_rl.train.collect import open_policy
+from robot_rl.train.collect import _robots_of, open_policy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
 from robot_rl.train.devices import devices_of_training
@@ -162,7 +162,7 @@ def test_robots_that_show_other_elements_are_refused_before_there_is_a_folder(tm
         "it has x.pos, y.pos, z.pos, yaw.pos and lacks joint1.pos, joint2.pos, joint3.pos, joint4.pos, "
         "joint5.pos, joint6.pos, joint7.pos. "
         "Show what all of them have: env.state=[finger_joint1,finger_joint2,tool,goal,goal_in_tool]. "
-        "Or give one state and action the elements of all: env.robots=[panda,gantry]."
+        "Or list all robots: env.robots=[panda,gantry]."
     )
     assert not (tmp_path / "runs").exists()
 
@@ -198,12 +198,12 @@ STATE = {"state": Feature("float32", (2,))}
         (
             {"action_names": ("dx", "dy"), "robot": "b"},
             STATE,
-            r"has dy\. Give one state and action the elements of all: env\.robots=\[a,b\]\.$",
+            r"has dy\. List all robots: env\.robots=\[a,b\]\.$",
         ),
         (
             {"state_names": ("b.x",), "robot": "b", "task": "push"},
             STATE,
-            r"go\.x\. Give one state and action .* all: env\.robots=\[reach:a,push:b\]\.$",
+            r"go\.x\. List all robots: env\.robots=\[reach:a,push:b\]\.$",
         ),
     ],
 )
@@ -584,6 +584,25 @@ def test_bodies_with_joints_and_actions_of_their_own_learn_one_policy(
     assert sum("the same as in training" in line for line in lines) >= 3
 
 
+@pytest.mark.usefixtures("whole_runs")
+def test_a_policy_of_one_robot_among_others_goes_without_its_run(tmp_path: Path) -> None:
+    env = {**SMALL["env"], "robot": "gantry", "robots": ["panda", "gantry"], "common_actions": True}
+    run(
+        build(
+            RunConfig, {**SMALL, "env": env, "stages": ("demos", "clone", "evaluate"), "out": str(tmp_path)}
+        )
+    )
+    alone = tmp_path / "alone" / "policy"
+    shutil.copytree(folder_of(tmp_path) / "policy/base", alone)
+    _, meta, shown = open_policy(str(alone))
+    assert (shown.robot, shown.robots, shown.common_actions) == ("gantry", ("panda", "gantry"), True)
+    assert main(["evaluate", f"policy={alone}", "episodes=2"]) == 0
+    with pytest.raises(
+        CheckpointError, match=r"at: it is of several robots and tasks\. Name it within its run"
+    ):
+        _robots_of(replace(meta, tasks=("reach", "mobile_reach")), at="at")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("whole_runs")
 def test_a_policy_of_two_robots_with_joints_goes_without_its_run(
@@ -591,8 +610,8 @@ def test_a_policy_of_two_robots_with_joints_goes_without_its_run(
 ) -> None:
     run(two(out=str(tmp_path), env={**SMALL["env"], "robots": ["panda", "gantry"]}))
     shutil.copytree(folder_of(tmp_path) / "policy/final", tmp_path / "alone" / "policy")
-    _, meta, env = open_policy(str(tmp_path / "alone" / "policy"))
-    assert (env.robot, env.robots) == ("panda", meta.robots)
+    _, _, env = open_policy(str(tmp_path / "alone" / "policy"))
+    assert (env.robot, env.robots) == ("panda", ("panda", "gantry"))
     assert main(["evaluate", f"policy={tmp_path / 'alone' / 'policy'}", "episodes=2"]) == 0
     *each, last = capsys.readouterr().out.splitlines()
     assert len(each) == 2

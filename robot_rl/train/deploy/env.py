@@ -385,8 +385,12 @@ class StationEnv(VectorEnv):
     def _require_running(self, status: Status) -> None:
         if status.phase == "stopped":
             self._is_running = False
-            kind = DriverGoneError if status.reason.startswith(DRIVER_GONE) else SafetyStopError
-            raise kind(
+            if status.reason.startswith(DRIVER_GONE):
+                raise DriverGoneError(
+                    f"station {self.station.name}: stopped: {status.reason}. Look at the arm and at its "
+                    "driver.log, then start again."
+                )
+            raise SafetyStopError(
                 f"station {self.station.name}: stopped: {status.reason}. Look at the arm, then "
                 "`robot-rl arm clear by=<your name>`, and deploy again."
             )

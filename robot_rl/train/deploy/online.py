@@ -20,7 +20,7 @@ from robot_rl.policies.checkpoint import load_policy
 from robot_rl.real.claim import device_of
 from robot_rl.real.inventory import stations
 from robot_rl.real.station import StationConfig, load_station
-from robot_rl.real.teleop.intent import NoTeleop, Teleop
+from robot_rl.real.teleop.intent import Hand, NoTeleop, Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.hub_config import HubConfig
@@ -146,11 +146,13 @@ def check_arms(config: RunConfig) -> None:
         check_terminal()
     for name, source in config.acting.items():
         station = None if source.named is None else load_station(source.named)
-        is_here = source.needs.node is None
-        if source.human and is_here and config.human.input in ("gamepad", "leader"):
+        if source.human and config.human.input in ("gamepad", "leader"):
             how: dict[str, Any] = {"holder": "train, a look", "wait_s": config.lease_wait_s}
             with opened(simulation(config.env_of(name), 1), **how) as env:
-                make_teleop(config.human, env, config.seed, station).close()
+                if source.needs.node is None:
+                    make_teleop(config.human, env, config.seed, station).close()
+                else:
+                    hand_names(env)
         if station is not None:
             _check_station(station, config, name)
         elif source.needs.node is not None:
@@ -211,5 +213,17 @@ def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: Station
     if config.input == "gamepad":
         from robot_rl.real.teleop.gamepad import Gamepad
 
-        return Gamepad(env.action_names)
-    return Keyboard(env.action_names)
+        return Gamepad(hand_names(env))
+    return Keyboard(hand_names(env))
+
+
+def hand_names(env: VectorEnv) -> tuple[str, ...]:
+    """Returns the names of the actions by which a person moves the env's own robot; others are empty.
+
+    Raises:
+        ConfigError: they move no tool.
+    """
+    own = getattr(env, "own_action_names", env.action_names)
+    names = tuple(name if name in own else "" for name in env.action_names)
+    Hand(names)
+    return names
