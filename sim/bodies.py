@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -109,10 +110,11 @@ def layouts_of(config: EnvConfig) -> tuple[Layout, Layout]:
     if mine not in pairs:
         given = ",".join(config.robots)
         raise ConfigError(f"env.robots: got [{given}], allowed: a list with {mine[1]}, the robot of this env")
-    bodies = [_body(*pair, config.common_actions) for pair in pairs]
-    files = dict(reversed([(body.robot.name, robot) for body, (_, robot) in zip(bodies, pairs, strict=True)]))
+    bodies = [_body(*pair, config.common_actions, _written_ns(pair[1])) for pair in pairs]
+    known = dict[str, str]()
     for body, (_, robot) in zip(bodies, pairs, strict=True):
-        require(files[body.robot.name] == robot, "env.robots", robot, f"one robot named {body.robot.name}")
+        is_same = known.setdefault(body.robot.name, robot) == robot
+        require(is_same, "env.robots", robot, f"one robot named {body.robot.name}")
     body = bodies[pairs.index(mine)]
     present = {f"{each.robot.name}{PRESENT}": float(each.robot.name == body.robot.name) for each in bodies}
     _check_beginnings(config.state, bodies, present)
@@ -147,8 +149,15 @@ def _layout(
     return Layout(tuple(values), tuple(values.values()), where, tuple(shown))
 
 
+def _written_ns(robot: str) -> int:
+    """Returns when a robot's file was written last; 0 of a robot of the registry."""
+    file = Path(robot)
+    return file.stat().st_mtime_ns if file.is_file() else 0
+
+
 @cache
-def _body(task_name: str, robot_name: str, common: bool) -> _Body:
+def _body(task_name: str, robot_name: str, common: bool, written_ns: int) -> _Body:
+    """Returns the elements of a robot in a task; `written_ns`: so that an edited file is read again."""
     task, robot = resolve("task", task_name)(), load_robot(robot_name)
     config, quantities = EnvConfig(task=task_name, num_threads=1), state_quantities(task, robot)
     backend = make_backend(config, build_scene(task, robot), robot, quantities, 1, array="numpy")
