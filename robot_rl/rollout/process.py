@@ -1,6 +1,6 @@
 """Acting in another process than the learner: an arm in real time, simulators on another core.
 
-    learner process                        actor process (spawned)
+    learner process                        actor process
     collect() <----- steps, tally ------ [thread] <- any source <- env, policy, person
     collect() -----> SharedWeights -----------------> Inbox -> the next act
               -----> turns, where it may not run ahead
@@ -11,20 +11,26 @@ the loop ahead and wait then. Weights lie in shared memory, see `robot_rl.rollou
 An actor that died, fell silent, or whose device failed is begun again; episodes that it was in are cut. A
 device that has stopped for safety is not: a person has to look at it. A simulated arm without its driver is.
 
-Steps travel pickled through a pipe. Its two ends belong to this process and the child it spawned, which
-run the same code for the same user, and no other process can open it. Where bytes can come from elsewhere,
-this project refuses pickle.
+On Linux actors are forked from a server process that has imported what they need and done nothing else: that
+takes a tenth of the time and of the memory of a new interpreter.
+
+Steps travel pickled through a pipe. Its two ends belong to this process and its actor, which run the same
+code for the same user, and no other process can open it. Where bytes can come from elsewhere, this project
+refuses pickle.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -181,14 +187,16 @@ class _Actor:
 
     def __init__(self, build: Build, period_s: float, ahead: int | None, published: Published) -> None:
         self._weights = opened(published)
-        context = multiprocessing.get_context("spawn")
+        context = _context(build)
         self._steps, theirs = context.Pipe(duplex=False)
         self._stop = context.Event()
         # Leave to act goes through a pipe: a semaphore waits by the wall clock, which may be set back.
         turns, self._turns = (None, None) if ahead is None else context.Pipe(duplex=False)
         arguments = (build, period_s, turns, theirs, self._weights.address, self._stop)
         # Not a daemon: those are killed at exit, and an arm has to be brought to rest.
-        self._process = context.Process(target=_act, args=arguments, name="robot-rl actor")
+        self._process = context.Process(
+            target=_act_here, args=(dict(os.environ), *arguments), name="robot-rl actor"
+        )
         try:
             self._process.start()
         except BaseException:
@@ -302,6 +310,23 @@ class _Outbox:
         except OSError:
             self.is_closed = True  # the learner closed its end, or died: the actor leaves
         self._pipe.close()
+
+
+def _context(build: Build) -> Any:
+    """Returns how a process is begun that calls `build`, whose module the first server has imported."""
+    if sys.platform != "linux":  # elsewhere libraries of the system do not survive a fork
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    made: Any = build.func if isinstance(build, partial) else build
+    context.set_forkserver_preload([made.__module__])
+    return context
+
+
+def _act_here(environment: dict[str, str], *arguments: Any) -> None:
+    """Acts in the environment that the learner has now: the server's is of its beginning."""
+    os.environ.clear()
+    os.environ.update(environment)
+    _act(*arguments)
 
 
 def _act(

@@ -136,7 +136,9 @@ class Soak:
         return self.process.pid
 
     def actors(self) -> list[int]:
-        return [pid for pid, parent, words in processes() if parent == self.pid() and "spawn_main" in words]
+        found = [(pid, parent) for pid, parent, words in processes() if "forkserver" in words]
+        servers = [pid for pid, parent in found if parent == self.pid()]
+        return [pid for pid, parent in found if parent in servers]
 
     def of_stations(self, module: str) -> list[int]:
         """Returns the drivers' hosts or the supervisors."""

@@ -1,10 +1,12 @@
 """Acting in another process: what travels, who waits for whom, who hears of a death.
 
-Most of it runs the actor in a thread; spawning, which loads torch anew, is `slow`.
+Most of it runs the actor in a thread; processes, of which the first loads torch, are `slow`.
 """
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -288,6 +290,54 @@ def test_a_spawned_actor_acts_dies_and_is_begun_anew() -> None:
     assert steps.begins
     assert steps.obs["state"][0, 0] == 0, "an arm cannot be put back to where it was: a new episode"
     again.close()
+
+
+def build_named() -> InlineSource:
+    """The horizon of episodes is what the environment says."""
+    return build(FakeEnv(1, truncate_after=int(os.environ["ROBOT_RL_TEST_HORIZON"])))
+
+
+@pytest.mark.slow
+def test_an_actor_has_the_environment_that_the_learner_has_as_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for horizon in (2, 3):
+        monkeypatch.setenv("ROBOT_RL_TEST_HORIZON", str(horizon))
+        source = ProcessSource(build_named, period_s=0.01)
+        found = collect_until(source, offered(0), 5)
+        source.close()
+        assert [bool(step.truncated[0]) for step in found].index(True) == horizon - 1
+
+
+def learner() -> None:
+    """Has an actor, says which process that is, and goes on until it is killed."""
+    source, handle = ProcessSource(build, period_s=0.05), offered(0)
+    collect_until(source, handle, 1)
+    sys.stdout.write(f"{source.pid}\n")
+    sys.stdout.flush()
+    while True:
+        source.collect(handle)
+
+
+@pytest.mark.slow
+def test_the_actor_of_a_learner_that_is_killed_ends_and_so_does_what_it_was_forked_from() -> None:
+    def is_there(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    code = "from tests.rollout.test_process import learner; learner()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        actor = int(process.stdout.readline())
+        server = int(Path(f"/proc/{actor}/stat").read_text().rpartition(")")[2].split()[1])
+        assert server not in (process.pid, actor)
+        process.kill()
+    deadline = time.monotonic() + 30.0
+    while is_there(actor) or is_there(server):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
