@@ -45,8 +45,8 @@ BY = "robot-rl"
 _SETTLE_S = 5.0
 """Longest wait for the first measurements of an episode, and for an arm to rest before it."""
 _REST_S = 0.2
-"""So long a simulated arm rests before its scene is put back: holds are repeated every 0.1 s until it does,
-and one that is still on its way then would pull the arm back to where it was in the episode before."""
+"""So long a simulated arm on the ROS graph rests before its scene is put back: holds are repeated every 0.1 s
+until it does, and one that is still on its way then would pull the arm back to where it was before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,8 @@ class StationEnv(VectorEnv):
                     f"Put the scene of {self.task} back, step away, and confirm: episode {seed} begins."
                 )
         else:
-            self._await_rest()
+            if self.station.driver != "sim":  # that one takes holds and resets in the order they are sent
+                self._await_rest()
             self._arm.control("reset", by=BY, seed=seed)
         self.mirror.begin(seed)
 

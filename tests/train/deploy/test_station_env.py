@@ -1,6 +1,8 @@
 """The env of a station: equal to simulation where nothing is late, plans with tails, latency, faults."""
 
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,12 @@ from robot_rl.real.station import CameraConfig, load_station
 from robot_rl.real.teleop.intent import NoTeleop
 from robot_rl.rollout.envs import make_expert
 from robot_rl.rollout.stepping import lockstep
+from robot_rl.sched.leases import LeaseStore
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.reward import TaskJudge
+from robot_rl.train.deploy.run import station_device
 
 CONFIG = EnvConfig(task="pick_cube", num_threads=1)
 PICTURE_NS = 70_000_000
@@ -102,7 +107,7 @@ def test_an_episode_is_reset_started_paused(station_env) -> None:
 
 
 def test_a_moving_arm_rests_before_its_scene_is_put_back(station_env) -> None:
-    env, arm, clock = station_env()
+    env, arm, clock = station_env(station=load_station("sim_arm"))
     env.reset(seed=1)
     for _ in range(5):
         env.step(np.ones((1, len(env.action_names)), np.float32))
@@ -127,8 +132,52 @@ def test_a_moving_arm_rests_before_its_scene_is_put_back(station_env) -> None:
     assert ("reset", 2) in arm.orders
 
 
-def test_a_gap_in_what_is_heard_is_no_rest(station_env) -> None:
+def test_a_moving_arm_whose_driver_takes_orders_in_turn_is_put_back_at_once(station_env) -> None:
     env, arm, clock = station_env()
+    env.reset(seed=1)
+    for _ in range(5):
+        env.step(np.ones((1, len(env.action_names)), np.float32))
+    paused_s, control = clock.now_s(), arm.control
+
+    def put_back(operation: str, **how: Any) -> Answer:
+        if operation == "reset":
+            assert clock.now_s() - paused_s < 0.02
+        return control(operation, **how)
+
+    arm.control = put_back
+    env.reset(seed=2)
+    assert ("reset", 2) in arm.orders
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_an_arm_that_was_put_back_in_motion_stays_where_the_episode_begins(tmp_path: Path) -> None:
+    """With the real processes: no hold of the episode before pulls it away."""
+    station, config = load_station("sim_in_process"), EnvConfig(task="reach", num_threads=1)
+    device = station_device(
+        station, DeployConfig(run=str(tmp_path), station="sim_in_process"), config, tmp_path, None
+    )
+    shown = SimVectorEnv(config, 1, autoreset="disabled")
+    joints = slice(0, 7)
+    with LeaseStore(tmp_path / "leases.db").hold(device.spec, holder="test") as held:
+        env = device.open(held.lease)
+        try:
+            env.reset(seed=0)
+            for seed in range(1, 6):
+                for _ in range(8):
+                    env.step(np.full((1, len(env.action_names)), (-1.0) ** seed, np.float32))
+                wanted = shown.reset(seed=seed)[0]["state"][0, joints]
+                begun = env.reset(seed=seed)[0]["state"][0, joints]
+                np.testing.assert_allclose(begun, wanted, atol=0.01)
+                time.sleep(0.3)  # a hold is repeated every 0.1 s
+                state = env._arm.wait().state
+                np.testing.assert_allclose(state.position_rad, wanted, atol=0.01)
+        finally:
+            env.close()
+
+
+def test_a_gap_in_what_is_heard_is_no_rest(station_env) -> None:
+    env, arm, clock = station_env(station=load_station("sim_arm"))
     heard, wait = [], arm.wait
 
     def rarely(*args: Any) -> Status:
@@ -150,7 +199,7 @@ def test_a_gap_in_what_is_heard_is_no_rest(station_env) -> None:
 
 
 def test_an_arm_that_does_not_come_to_rest_is_waited_for_in_vain_for_five_seconds(station_env) -> None:
-    env, arm, clock = station_env()
+    env, arm, clock = station_env(station=load_station("sim_arm"))
     state = arm.status.state
     arm.frozen = replace(state, velocity_rad_s=np.ones(7))
     began_s, orders = clock.now_s(), arm.orders
