@@ -90,7 +90,7 @@ def run(
     ]
     note = (
         "arm's time used: control steps times their period, as a share of the clock from the first step to "
-        "the last; resets, of half a second each, are not steps. Updates made: of those that were owed."
+        "the last; resets, of a tenth of a second each, are not steps. Updates made: of those that were owed."
     )
     return {"title": "an arm and its learner", "rows": rows, "notes": [note]}
 
