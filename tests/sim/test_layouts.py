@@ -106,8 +106,8 @@ def test_arrays_of_torch_have_the_same_elements() -> None:
     actions = np.random.default_rng(0).uniform(-1, 1, (2, len(ours.action_names))).astype(np.float32)
     stepped = [env.step(env.xp.asarray(actions)) for env in (ours, theirs)]
     np.testing.assert_array_equal(stepped[0][0]["state"], np.asarray(stepped[1][0]["state"]))
-    acted = [np.asarray(env.expert().act()) for env in (ours, theirs)]
-    np.testing.assert_allclose(*acted, atol=1e-6)
+    acted, theirs_acted = (np.asarray(env.expert().act()) for env in (ours, theirs))
+    np.testing.assert_allclose(acted, theirs_acted, atol=1e-6)
 
 
 def test_nothing_of_the_env_s_own_robot_may_be_shown() -> None:
