@@ -149,7 +149,7 @@ class Hub:
         await at.streams.carry(number, reader, writer)
 
     async def _ask(self, node: str, what: str, body: Json, else_do: str = "") -> Json:
-        """Has an agent do something, and returns its answer; `else_do` is said where it gives none.
+        """Has an agent do something, and returns its answer; `else_do` ends the message where there is none.
 
         Raises:
             ConfigError: there is no such machine.

@@ -1,7 +1,8 @@
 """Streams through a connection, without one: who is told what, and that none stays open."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -23,11 +24,23 @@ class End:
         return self.is_there
 
 
-async def socket(serve: Callable[[Any, Any], Awaitable[None]]) -> tuple[Any, Any, asyncio.Server]:
-    """Returns the two ends of a connection to a server of this process."""
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    return *(await asyncio.open_connection(host, port)), server
+@asynccontextmanager
+async def socket(serve: Callable[[Any, Any], Awaitable[None]]) -> AsyncGenerator[tuple[Any, Any]]:
+    """Yields one end of a connection; a server of this process has the other, and serves it."""
+    theirs = list[Any]()
+
+    async def served(reader: Any, writer: Any) -> None:
+        theirs.append(writer)
+        await serve(reader, writer)
+
+    async with await asyncio.start_server(served, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            yield reader, writer
+        finally:
+            for one in (writer, *theirs):
+                one.transport.abort()
+            await asyncio.sleep(0.01)
 
 
 def play(use: Callable[[End], Awaitable[None]]) -> End:
@@ -57,8 +70,7 @@ def test_what_comes_early_is_kept_and_both_ways_are_carried() -> None:
     async def use(end: End) -> None:
         end.streams.expect(3)
         end.streams.take("octets", {"number": 3, "octets": b"early"})
-        reader, writer, server = await socket(echo)
-        async with server:
+        async with socket(echo) as (reader, writer):
             carries = asyncio.create_task(end.streams.carry(3, reader, writer))
             while end.sent != [("octets", b"EARLY")]:
                 await asyncio.sleep(0.01)
@@ -79,8 +91,7 @@ def test_a_stream_that_is_over_before_its_socket_is_open_is_not_carried(how: str
             end.streams.take("shut", {"number": 3})
         else:
             end.streams.close()
-        reader, writer, server = await socket(silent)
-        async with server:
+        async with socket(silent) as (reader, writer):
             await end.streams.carry(3, reader, writer)
             assert writer.is_closing()
         await end.streams.refuse(3)
@@ -94,8 +105,7 @@ def test_an_end_that_closes_is_told_and_one_that_is_refused_too() -> None:
 
     async def use(end: End) -> None:
         end.streams.expect(3)
-        reader, writer, server = await socket(closes)
-        async with server:
+        async with socket(closes) as (reader, writer):
             await end.streams.carry(3, reader, writer)
         end.streams.expect(4)
         await end.streams.refuse(4)
@@ -106,8 +116,7 @@ def test_an_end_that_closes_is_told_and_one_that_is_refused_too() -> None:
 
 def test_a_connection_that_is_gone_ends_its_streams() -> None:
     async def use(end: End) -> None:
-        reader, writer, server = await socket(echo)
-        async with server:
+        async with socket(echo) as (reader, writer):
             end.streams.expect(3)
             carries = asyncio.create_task(end.streams.carry(3, reader, writer))
             end.is_there = False
@@ -123,16 +132,15 @@ def test_a_reader_that_is_too_slow_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tunnel, "_MOST_BYTES", 10_000)
 
     async def stuck(reader: Any, writer: Any) -> None:
-        await asyncio.sleep(5.0)
+        pass
 
     async def use(end: End) -> None:
-        reader, writer, server = await socket(stuck)
-        end.streams.expect(3)
-        carries = asyncio.create_task(end.streams.carry(3, reader, writer))
-        await asyncio.sleep(0)
-        while not carries.done():
-            end.streams.take("octets", {"number": 3, "octets": bytes(1 << 20)})
-            await asyncio.sleep(0.001)
-        server.close()
+        async with socket(stuck) as (reader, writer):
+            end.streams.expect(3)
+            carries = asyncio.create_task(end.streams.carry(3, reader, writer))
+            await asyncio.sleep(0)
+            while not carries.done():
+                end.streams.take("octets", {"number": 3, "octets": bytes(1 << 20)})
+                await asyncio.sleep(0.001)
 
     assert play(use).sent == [("shut", 3)]

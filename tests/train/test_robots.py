@@ -1,7 +1,6 @@
 """Several robots in one run: what is refused, who collects how much, what is mixed, and what a run leaves."""
 
 import json
-import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -32,7 +31,7 @@ from robot_rl.telemetry import figures
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.runs import Outcome, load_run
 from robot_rl.telemetry.settings import Setting
-from robot_rl.train.collect import _robots_of, open_policy
+from robot_rl.train.collect import open_policy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
 from robot_rl.train.devices import devices_of_training
@@ -533,86 +532,3 @@ def test_two_robots_learn_from_nothing(tmp_path: Path) -> None:
     summary = run(two(out=str(tmp_path), method={"kind": "direct", **learning}, stages=stages, n_exec=1))
     assert summary.env_steps == 50
     assert load_episodes(folder_of(tmp_path) / "look" / "gantry").num_episodes == 3
-
-
-BODIES: dict[str, Any] = {
-    "panda": {"robot": "panda", "num_envs": 2, "env_steps": 20, "share": 0.5},
-    "gantry": {"robot": "gantry", "num_envs": 1, "env_steps": 10, "share": 0.25},
-    "mobile": {
-        "robot": "mobile_panda",
-        "task": "mobile_reach",
-        "num_envs": 1,
-        "env_steps": 10,
-        "share": 0.25,
-    },
-}
-
-
-@pytest.mark.usefixtures("whole_runs")
-def test_bodies_with_joints_and_actions_of_their_own_learn_one_policy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    learning = {"batch": 8, "explore_steps": 10, "capacity": 1000, "demo_ratio": 0.0}
-    listed = ["reach:panda", "reach:gantry", "mobile_reach:mobile_panda"]
-    summary = run(
-        two(
-            out=str(tmp_path),
-            method={"kind": "direct", **learning},
-            stages=("look", "evaluate", "online", "evaluate"),
-            n_exec=1,
-            sources=BODIES,
-            env={**SMALL["env"], "robots": listed},
-        )
-    )
-    assert summary.env_steps == 40
-    folder = folder_of(tmp_path)
-    _, meta, env = open_policy(str(folder))
-    assert (meta.robots, env.robots) == (("panda", "gantry", "mobile_panda"), tuple(listed))
-    assert [name for name in meta.action_names if name.endswith(".delta")] == [
-        f"mobile_panda.base_{axis}.delta" for axis in ("x", "y", "yaw")
-    ]
-    for name in BODIES:
-        kept = open_source(folder / "experience" / name)
-        assert kept.meta.state_names == meta.state_names
-        steps = kept.read(0).obs["state"]
-        present = [each for each in meta.state_names if each.endswith(".present")]
-        seen = {each: set(steps[:, meta.state_names.index(each)].tolist()) for each in present}
-        robot = BODIES[name]["robot"]
-        assert seen == {each: {float(each == f"{robot}.present")} for each in present}
-    assert main(["evaluate", f"run={folder}"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert sum("the same as in training" in line for line in lines) >= 3
-
-
-@pytest.mark.usefixtures("whole_runs")
-def test_a_policy_of_one_robot_among_others_goes_without_its_run(tmp_path: Path) -> None:
-    env = {**SMALL["env"], "robot": "gantry", "robots": ["panda", "gantry"], "common_actions": True}
-    run(
-        build(
-            RunConfig, {**SMALL, "env": env, "stages": ("demos", "clone", "evaluate"), "out": str(tmp_path)}
-        )
-    )
-    alone = tmp_path / "alone" / "policy"
-    shutil.copytree(folder_of(tmp_path) / "policy/base", alone)
-    _, meta, shown = open_policy(str(alone))
-    assert (shown.robot, shown.robots, shown.common_actions) == ("gantry", ("panda", "gantry"), True)
-    assert main(["evaluate", f"policy={alone}", "episodes=2"]) == 0
-    with pytest.raises(
-        CheckpointError, match=r"at: it is of several robots and tasks\. Name it within its run"
-    ):
-        _robots_of(replace(meta, tasks=("reach", "mobile_reach")), at="at")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("whole_runs")
-def test_a_policy_of_two_robots_with_joints_goes_without_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(two(out=str(tmp_path), env={**SMALL["env"], "robots": ["panda", "gantry"]}))
-    shutil.copytree(folder_of(tmp_path) / "policy/final", tmp_path / "alone" / "policy")
-    _, _, env = open_policy(str(tmp_path / "alone" / "policy"))
-    assert (env.robot, env.robots) == ("panda", ("panda", "gantry"))
-    assert main(["evaluate", f"policy={tmp_path / 'alone' / 'policy'}", "episodes=2"]) == 0
-    *each, last = capsys.readouterr().out.splitlines()
-    assert len(each) == 2
-    assert "of 4 episodes" in last
