@@ -189,10 +189,10 @@ class _Actor:
         self._weights = opened(published)
         context = _context(build)
         self._steps, theirs = context.Pipe(duplex=False)
-        self._stop = context.Event()
-        # Leave to act goes through a pipe: a semaphore waits by the wall clock, which may be set back.
+        # No semaphores: they wait by the wall clock, which may be set back, and outlive who is killed.
+        stop, self._stop = context.Pipe(duplex=False)
         turns, self._turns = (None, None) if ahead is None else context.Pipe(duplex=False)
-        arguments = (build, period_s, turns, theirs, self._weights.address, self._stop)
+        arguments = (build, period_s, turns, theirs, self._weights.address, stop)
         # Not a daemon: those are killed at exit, and an arm has to be brought to rest.
         self._process = context.Process(
             target=_act_here, args=(dict(os.environ), *arguments), name="robot-rl actor"
@@ -203,6 +203,7 @@ class _Actor:
             self._weights.close()
             raise
         theirs.close()  # so that the child's death ends the pipe
+        stop.close()
         if turns is not None:
             turns.close()
         for _ in range(ahead or 0):
@@ -261,7 +262,7 @@ class _Actor:
         self._process.kill()
 
     def close(self) -> None:
-        self._stop.set()
+        self._stop.close()
         self._steps.close()
         if self._turns is not None:
             self._turns.close()
@@ -330,16 +331,21 @@ def _act_here(environment: dict[str, str], *arguments: Any) -> None:
 
 
 def _act(
-    build: Build, period_s: float, turns: Connection | None, pipe: Connection, weights: Address, stop: Any
+    build: Build,
+    period_s: float,
+    turns: Connection | None,
+    pipe: Connection,
+    weights: Address,
+    stop: Connection,
 ) -> None:
-    """Acts until the learner stops it or is gone; once for each message of `turns`, where that is a pipe."""
+    """Acts until the learner closes `stop` or is gone; once for each message of `turns`, if there is one."""
     parent = multiprocessing.parent_process()
     outbox, inbox = _Outbox(pipe), Inbox(weights, in_thread=turns is None)
     source: Source | None = None
     failure: _Failure | None = None
 
     def is_over() -> bool:
-        return stop.is_set() or outbox.is_closed or (parent is not None and not parent.is_alive())
+        return stop.poll() or outbox.is_closed or (parent is not None and not parent.is_alive())
 
     try:
         source = build()

@@ -115,11 +115,11 @@ def offered(version: int = 0) -> Publisher:
 def actor(make: Any, handle: Publisher, turns: Any = None) -> Any:
     """Runs the actor's function in a thread; yields the learner's end of the pipe and the weights."""
     ours, theirs = Pipe(duplex=False)
-    shared, stop = SharedWeights(handle), threading.Event()
+    shared, (stop, stops) = SharedWeights(handle), Pipe(duplex=False)
     thread = threading.Thread(target=_act, args=(make, 0.0, turns, theirs, shared.address, stop))
     thread.start()
     yield ours, shared
-    stop.set()
+    stops.close()
     while ours.poll(0.1):
         try:
             ours.recv()
@@ -183,7 +183,8 @@ def test_an_actor_whose_learner_is_gone_leaves() -> None:
     handle = offered(0)
     ours, theirs = Pipe(duplex=False)
     shared = SharedWeights(handle)
-    arguments = (build, 0.0, None, theirs, shared.address, threading.Event())
+    stop, stops = Pipe(duplex=False)
+    arguments = (build, 0.0, None, theirs, shared.address, stop)
     thread = threading.Thread(target=_act, args=arguments)
     thread.start()
     ours.recv()
@@ -197,7 +198,8 @@ def test_an_actor_that_waits_for_leave_ends_with_its_learner() -> None:
     ours, theirs = Pipe(duplex=False)
     turns, leave = Pipe(duplex=False)
     shared = SharedWeights(offered(0))
-    arguments = (build, 0.0, turns, theirs, shared.address, threading.Event())
+    stop, stops = Pipe(duplex=False)
+    arguments = (build, 0.0, turns, theirs, shared.address, stop)
     thread = threading.Thread(target=_act, args=arguments)
     thread.start()
     leave.send_bytes(b"")
@@ -205,17 +207,15 @@ def test_an_actor_that_waits_for_leave_ends_with_its_learner() -> None:
     leave.close()
     thread.join(20.0)
     assert not thread.is_alive()
+    stops.close()
     shared.close()
 
 
 @pytest.mark.parametrize("gone", ["stopped", "killed"])
 def test_an_actor_that_never_gets_whole_weights_leaves(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe(duplex=False)
-    shared, stop, parent = (
-        SharedWeights(offered(0)),
-        threading.Event(),
-        SimpleNamespace(is_alive=lambda: True),
-    )
+    (stop, stops), shared = Pipe(duplex=False), SharedWeights(offered(0))
+    parent = SimpleNamespace(is_alive=lambda: True)
     monkeypatch.setattr("multiprocessing.parent_process", lambda: parent)
     monkeypatch.setattr(Inbox, "newest", None)  # a bit flipped in them, or the learner died before
     thread = threading.Thread(target=_act, args=(build, 0.0, None, theirs, shared.address, stop))
@@ -223,7 +223,7 @@ def test_an_actor_that_never_gets_whole_weights_leaves(gone: str, monkeypatch: p
     thread.join(0.2)
     assert thread.is_alive()
     if gone == "stopped":
-        stop.set()
+        stops.close()
     else:
         parent.is_alive = lambda: False
     thread.join(20.0)
