@@ -191,6 +191,7 @@ def test_an_actor_whose_learner_is_gone_leaves() -> None:
     ours.close()
     thread.join(20.0)
     assert not thread.is_alive()
+    stops.close()
     shared.close()
 
 
