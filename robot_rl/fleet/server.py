@@ -118,11 +118,10 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
 
     async def arm_of(request: web.Request, camera: str | None = None) -> Path:
         arm = request.match_info["name"]
-        folder = await asyncio.to_thread(state.folder_of, arm, camera)
-        if folder is None:
-            what = "" if camera is None else f" with a camera {camera!r}"
-            raise web.HTTPNotFound(text=f"no arm {arm!r}{what} is up")
-        return folder
+        try:
+            return await asyncio.to_thread(state.require_folder, arm, camera)
+        except DeviceError as error:
+            raise web.HTTPNotFound(text=str(error)) from None
 
     async def picture(request: web.Request) -> web.StreamResponse:
         camera = request.match_info["camera"]

@@ -91,13 +91,4 @@ class ShownArms:
             await self._streams.carry(number, *ends)
 
     async def _folder(self, device: str, camera: str | None = None) -> Path:
-        """Returns the folder of an arm's sockets.
-
-        Raises:
-            DeviceError: no such arm, or no such camera of it, is up.
-        """
-        folder = await asyncio.to_thread(self._state.folder_of, device, camera)
-        if folder is None:
-            what = "" if camera is None else f" with a camera {camera!r}"
-            raise DeviceError(f"no arm {device!r}{what} is up")
-        return folder
+        return await asyncio.to_thread(self._state.require_folder, device, camera)

@@ -80,6 +80,18 @@ class FleetState:
         station = self._station(folder)
         return folder if station is not None and camera in station.cameras else None
 
+    def require_folder(self, arm: str, camera: str | None = None) -> Path:
+        """Returns `folder_of`.
+
+        Raises:
+            DeviceError: no such arm, or no such camera of it, is up.
+        """
+        folder = self.folder_of(arm, camera)
+        if folder is None:
+            what = "" if camera is None else f" with a camera {camera!r}"
+            raise DeviceError(f"no arm {arm!r}{what} is up")
+        return folder
+
     def _arm(self, folder: Path) -> Json:
         station = self._station(folder)
         cameras = [] if station is None else list(station.cameras)
