@@ -116,11 +116,11 @@ def rows_of(folder: Path) -> list[str]:
     return [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in rows]
 
 
-def patient_station(folder: Path) -> Path:
+def patient_station(folder: Path, **more: Any) -> Path:
     """Returns the file of a station that a loaded test machine is not too late for."""
     settings = yaml.safe_load((STATIONS / "sim_in_process.yaml").read_text())
     settings["limits"]["max_observation_age_s"] = 2.0
     settings["supervisor"] |= {"max_state_age_s": 2.0, "stop_after_s": 10.0}
     path = folder / "patient.yaml"
-    path.write_text(yaml.safe_dump(settings))
+    path.write_text(yaml.safe_dump({**settings, **more}))
     return path

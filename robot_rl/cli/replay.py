@@ -169,6 +169,18 @@ def _repair(paths: Sequence[str], settings: dict[str, str]) -> Result:
     return 0, {"path": folder, "repaired": problems}
 
 
+def _fetch(paths: Sequence[str], settings: dict[str, str]) -> Result:
+    words.allow("fetch", settings)
+    run = Path(words.one_path("fetch", paths))
+    from robot_rl.train.improve.stay import bring  # seconds: only where a run is fetched
+
+    with _progress_bar("fetching") as update:
+        copies = bring(run, update)
+    for folder, octets in copies.items():
+        print(f"{folder}: a copy of what its arm recorded, {_megabytes(octets)} sent")
+    return 0, {"path": str(run), "copies": [{"path": str(f), "sent_bytes": n} for f, n in copies.items()]}
+
+
 def _seal(paths: Sequence[str], settings: dict[str, str]) -> Result:
     folder = words.one_path("seal", paths)
     try:
@@ -311,6 +323,7 @@ _ACTIONS: dict[str, Callable[[Sequence[str], dict[str, str]], Result]] = {
     "info": _info,
     "verify": _verify,
     "repair": _repair,
+    "fetch": _fetch,
     "seal": _seal,
     "checksum": _checksum,
     "compact": _compact,

@@ -34,6 +34,9 @@ HELP = {
             and episodes=, cameras=, rename= of READING, to check only a part""",
     "repair": """\
   repair  STORE      removes damaged parts and notes what is lost; damaged files move to journal/damaged""",
+    "fetch": """\
+  fetch   RUN        copies what arms of other machines recorded for a run (hub.pictures=stay) into its
+            experience/, through the run's hub; again: what is new""",
     "seal": """\
   seal    STORE      moves finished episodes from the journal into the dataset
             images=video|png   pictures as video, or without further loss (default video)
@@ -94,6 +97,7 @@ _FILTER = "robot-rl replay filter PATH WORD out=NEW"
 _WHOLE = {
     "verify": f"verify finds damage, and leaves none out. To leave it out: {_FILTER}",
     "repair": f"repair works on a whole journal. To choose from sealed episodes: {_FILTER}",
+    "fetch": f"fetch copies all of it. To choose from what is here: {_FILTER}",
     "seal": f"seal moves all finished episodes into the dataset. To choose from sealed episodes: {_FILTER}",
     "checksum": "checksum records every file of the dataset, whatever its name.",
     "compact": f"compact joins all files of the dataset in place. Write the part first: {_FILTER}",

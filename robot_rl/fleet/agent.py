@@ -29,6 +29,7 @@ from typing import Any
 from robot_rl.core.errors import DeviceError, RobotRLError, require
 from robot_rl.core.files import replace_file
 from robot_rl.core.lock import HeldError, ProcessLock
+from robot_rl.fleet.kept import Kept
 from robot_rl.fleet.shown import ShownArms
 from robot_rl.fleet.state import FleetState, clear_device, stop_arm
 from robot_rl.real.remote import back_off
@@ -212,6 +213,7 @@ class Agent:
         """One change of a job at a time, in the order of messages: an arm may take long to come to rest."""
         self._tasks = set[asyncio.Task[None]]()
         self._shown = ShownArms(self._state, self._show_arm)
+        self._kept = Kept(self._send_kept)
 
     async def run(self) -> None:
         """Serves until it is cancelled; then all jobs bring their arms to rest.
@@ -276,6 +278,7 @@ class Agent:
                 look = await asyncio.to_thread(self._state.machine)
                 pids = {lease["pid"] for device in look["devices"] for lease in device["held"]}
                 look["acting"] = [name for name, job in self._jobs.items() if job.pid in pids]
+                look["kept"] = await asyncio.to_thread(self._kept.jobs)
             except (RobotRLError, OSError) as error:  # it is still here
                 look = {"problems": [str(error)]}
             await self._send("", "look", look)
@@ -317,6 +320,8 @@ class Agent:
                     if turns is not None:
                         what = f"with {turns} turns that its run did not fetch for {days:g} days (keep_days)"
                         self._say(f"{name}: deleted, {what}")
+            for name in await asyncio.to_thread(self._kept.delete_old, days):
+                self._say(f"{name}: its recording was deleted, {days:g} days old (keep_days)")
             await asyncio.sleep(_CLEAN_S)
 
     async def _send(self, job: str, kind: str, body: Any) -> bool:
@@ -329,6 +334,11 @@ class Agent:
             await self._pace.wait(len(body["octets"]))
         return await self._send("", kind, body)
 
+    async def _send_kept(self, kind: str, body: Any) -> bool:
+        """Sends something of a recording that a run fetches."""
+        await self._pace.wait(len(body.get("octets", b"")))
+        return await self._send("", kind, body)
+
     def _take(self, name: str, kind: str, body: Any) -> None:
         """Begins what a message asks for; what belongs to one job is done in order."""
         if kind in ("stop", "clear"):
@@ -337,6 +347,9 @@ class Agent:
         if kind in ShownArms.kinds:
             if (answer := self._shown.take(kind, body)) is not None:
                 self._do(answer)
+            return
+        if kind in Kept.kinds:
+            self._do(self._kept.take(kind, body))
             return
         if NAME.fullmatch(name) is None:
             raise ValueError(f"a job named {name!r}")
@@ -488,7 +501,8 @@ def _lay_out(folder: Path, content: dict[str, Any]) -> None:
         (base / file).write_bytes(octets)
     replace_file(folder / "config.yaml", content["config"])
     replace_file(folder / "weights", content["weights"])
-    replace_file(folder / "source.json", json.dumps({"name": content["source"], "holder": content["holder"]}))
+    job = {"name": content["source"], "holder": content["holder"], "stays": content["stays"]}
+    replace_file(folder / "source.json", json.dumps(job))
 
 
 def _forget(job: Job, *, keep_logs: bool) -> None:

@@ -243,6 +243,20 @@ class Hub:
                 del node.jobs[job]
         return socket
 
+    async def kept(self, request: web.Request) -> web.Response:
+        """Answers with the files of what a job has recorded on a machine, or with the next bytes of one."""
+        node, path, of = request.match_info["node"], request.match_info["path"].removeprefix("/"), request.query
+        body: Json = {"job": request.match_info["job"]}
+        try:
+            if not path:
+                return web.json_response((await self._ask(node, "kept", body))["files"])
+            body |= {"path": path, "from": int(of["from"]), "to": int(of["to"])}
+            return web.Response(body=(await self._ask(node, "part", body))["octets"])
+        except (ConfigError, DeviceError) as error:
+            raise _refused(web.HTTPNotFound, str(error)) from None
+        except (KeyError, ValueError):
+            raise _refused(web.HTTPBadRequest, "allowed: ?from=<byte>&to=<byte>") from None
+
     async def _opened(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=1 << 20, timeout=_CLOSE_S)
         await socket.prepare(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from robot_rl.core.errors import require
@@ -26,6 +27,9 @@ class HubConfig:
     megabits per second; any amount if 0."""
     alone_s: float = 60.0
     """An arm whose learner cannot be reached acts on so long, then rests and is free for others."""
+    pictures: Literal["send", "stay"] = "send"
+    """`stay`: the arm's machine sends what the frozen base makes of pictures, and keeps the pictures until
+    `robot-rl replay fetch <run>` asks for them."""
 
     def __post_init__(self) -> None:
         require(self.alone_s > 0, "hub.alone_s", self.alone_s, "above 0")

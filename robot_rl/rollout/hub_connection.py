@@ -39,7 +39,7 @@ BACK_OFF_S = (0.5, 10.0)
 _PART_BYTES = 1 << 17
 _MOST_BYTES = 1 << 30
 """Of a message: the weights of a large policy."""
-_ASK_S = 10.0
+ASK_S = 10.0
 _REFUSALS = (401, 403, 426)
 """Statuses of a wrong token, a host that is not the hub's, another version: another attempt ends the same."""
 
@@ -130,14 +130,14 @@ async def connected(hub: HubConfig, path: str, query: Mapping[str, str]) -> Asyn
     """
     import aiohttp
 
-    async with _session(hub) as session:
-        with _reached(hub):
+    async with opened(hub) as session:
+        with reached(hub):
             try:
-                async with asyncio.timeout(_ASK_S):
+                async with asyncio.timeout(ASK_S):
                     how: Any = {"params": query, "heartbeat": HEARTBEAT_S, "max_msg_size": 2 * _PART_BYTES}
                     socket = await session.ws_connect(f"/{path}", **how)
             except aiohttp.WSServerHandshakeError as error:
-                raise _refusal(hub, error.status, error.headers) from None
+                raise refusal(hub, error.status, error.headers) from None
         async with socket:
             yield Connection(socket)
 
@@ -156,17 +156,17 @@ def fleet_state(hub: HubConfig) -> dict[str, Any]:
     """
 
     async def ask() -> dict[str, Any]:
-        async with _session(hub) as session:
-            with _reached(hub):
-                async with asyncio.timeout(_ASK_S), session.get("/state") as answer:
+        async with opened(hub) as session:
+            with reached(hub):
+                async with asyncio.timeout(ASK_S), session.get("/state") as answer:
                     if answer.status != 200:
-                        raise _refusal(hub, answer.status, answer.headers)
+                        raise refusal(hub, answer.status, answer.headers)
                     return await answer.json()
 
     return asyncio.run(ask())
 
 
-def _refusal(hub: HubConfig, status: int, headers: Mapping[str, str] | None) -> Exception:
+def refusal(hub: HubConfig, status: int, headers: Mapping[str, str] | None) -> Exception:
     """Returns the error for an answer of the hub, or of what stands before it."""
     why = f"hub {hub.address}: {(headers or {}).get(REASON, f'it answers with status {status}')}"
     if status in _REFUSALS:
@@ -175,7 +175,7 @@ def _refusal(hub: HubConfig, status: int, headers: Mapping[str, str] | None) -> 
 
 
 @contextmanager
-def _reached(hub: HubConfig) -> Generator[None]:
+def reached(hub: HubConfig) -> Generator[None]:
     """Turns the errors of a connection that cannot be made into ours."""
     import aiohttp
 
@@ -187,7 +187,7 @@ def _reached(hub: HubConfig) -> Generator[None]:
         raise DeviceError(f"hub {hub.address}: {why}. `robot-rl fleet` serves it.") from error
 
 
-def _session(hub: HubConfig) -> ClientSession:
+def opened(hub: HubConfig) -> ClientSession:
     """Returns a session with the token.
 
     Raises:

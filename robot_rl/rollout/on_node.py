@@ -53,6 +53,8 @@ class NodeJob:
     """The run's settings (YAML), as they are read there."""
     files: Mapping[str, bytes]
     """The base policy."""
+    stays: Mapping[str, Any] | None = None
+    """How pictures stay there, as `robot_rl.train.improve.stay` has it; None: they are sent."""
 
 
 def job_name(*parts: str) -> str:
@@ -344,7 +346,7 @@ class _Remote:
     async def _send_content(self, hub: Connection) -> None:
         job, weights = self._job, self._weights
         self._sent = weights.stamp
-        content = {"source": job.source, "holder": job.holder, "config": job.config, "files": dict(job.files)}
+        content = {name: getattr(job, name) for name in ("source", "holder", "config", "files", "stays")}
         await hub.send("content", {**content, "weights": encode_weights(weights)}, pace=self._pace)
 
     async def _send_news(self, hub: Connection) -> None:

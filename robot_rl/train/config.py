@@ -27,6 +27,7 @@ from robot_rl.train.improve.config import (
     ChainSettings,
     DaggerSettings,
     ImaginedSettings,
+    LatentSettings,
     MethodSettings,
     OffPolicySettings,
     PlainPPOSettings,
@@ -210,6 +211,13 @@ class RunConfig(LineConfig):
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         check_needs(self.station, self.needs)
         check_nodes(self.acting, self.hub, self.human.input)
+        if self.hub.pictures == "stay":
+            is_frozen = isinstance(self.method, ResidualSettings | LatentSettings)
+            fits = is_frozen and bool(self.env.cameras) and not self.replay.reuse
+            allowed = (
+                "send without cameras, with replay.reuse, and where encoders learn: not residual, latent"
+            )
+            require(fits, "hub.pictures", "stay", allowed)
         self.check_line()
         require(self.restarts >= 0, "restarts", self.restarts, "0 or more")
         require(self.silence_s > 0, "silence_s", self.silence_s, "above 0")
@@ -291,6 +299,10 @@ class RunConfig(LineConfig):
             human=self.human.input != "none",
         )
         return {"": alone}
+
+    def keeps_pictures_there(self, name: str) -> bool:
+        """Whether the pictures of one of `acting` stay on the machine of its arm."""
+        return self.hub.pictures == "stay" and self.acting[name].needs.node is not None
 
     @property
     def env_steps(self) -> int:

@@ -80,8 +80,9 @@ def experience_of(path: str) -> Path:
         return folder
     if not (folder / "experience").is_dir():
         raise DatasetError(
-            f"replay.reuse: the run {path} left no experience/: it had replay.record=false, or ended before "
-            "residual RL. Give another run folder, a store, or a dataset."
+            f"replay.reuse: the run {path} left no experience/: it had replay.record=false, ended before "
+            "residual RL, or its arm's machine has it (`robot-rl replay fetch`). Give another run folder, a "
+            "store, or a dataset."
         )
     experience = folder / "experience"
     if sources := sorted(path.name for path in experience.iterdir() if (path / "meta").is_dir()):

@@ -69,7 +69,7 @@ from robot_rl.train.record import (
     versions,
     write_report,
 )
-from robot_rl.train.recording import Recorder
+from robot_rl.train.recording import Recorder, recorded_of
 from robot_rl.train.session import Session, execute, learn
 
 DISTIL = "distil"
@@ -298,12 +298,11 @@ def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[Map
         for name, source in config.acting.items() if keeps else ():
             if config.env_of(name).kind == "world":  # nobody may learn from that as if it had happened
                 continue
-            env = envs[config.scene_of(name)]
-            joints = 0 if env.limits is None else env.limits.num_joints
+            if config.keeps_pictures_there(name):
+                continue
             device = None if source.named is None else load_station(source.named).name
-            how: dict[str, Any] = {"person": source.is_arm, "joints": joints, "device": device}
-            how["has_bank"] = bool(env.reset_classes)
-            recorder = Recorder(folder / name, episodes_meta(env), observed(env), **how, is_exact=True)
+            how = recorded_of(envs[config.scene_of(name)], is_arm=source.is_arm)
+            recorder = Recorder(folder / name, **how, device=device, is_exact=True)
             recorders[name] = stack.enter_context(recorder)
         yield recorders
 

@@ -15,13 +15,22 @@ from numpy.typing import NDArray
 
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.episode import EXECUTED, POLICY_ACTION, RESET_ROW, Episode, EpisodeSource, Feature
-from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.episode import (
+    EXECUTED,
+    POLICY_ACTION,
+    RESET_ROW,
+    Episode,
+    EpisodeSource,
+    Feature,
+    observed,
+)
+from robot_rl.data.episodes import EpisodesMeta, episodes_meta
 from robot_rl.data.pool import EpisodePool, Relabel
 from robot_rl.data.store.layout import PictureFormat
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
+from robot_rl.hal.vector import VectorEnv
 from robot_rl.train.demos import chunks_of
 
 logger = logging.getLogger(__name__)
@@ -159,6 +168,17 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def recorded_of(env: VectorEnv, *, is_arm: bool) -> dict[str, Any]:
+    """Returns what a recorder of an env's steps has to know; `is_arm`: a person may take over."""
+    return {
+        "meta": episodes_meta(env),
+        "features": observed(env),
+        "person": is_arm,
+        "joints": 0 if env.limits is None else env.limits.num_joints,
+        "has_bank": bool(env.reset_classes),
+    }
 
 
 def pool_of(

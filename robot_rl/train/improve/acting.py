@@ -28,7 +28,7 @@ from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.envs import simulation
-from robot_rl.rollout.on_node import NodeJob, NodeSource, job_name
+from robot_rl.rollout.on_node import NodeJob, NodeSource
 from robot_rl.rollout.on_ray import RaySource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.sources import Array, InlineSource, Source
@@ -37,7 +37,7 @@ from robot_rl.sched.needs import need_of
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.online import at_station, make_arm, places_of, settings_there
 from robot_rl.train.improve.method import Method, Module, Start, method_of
-from robot_rl.train.record import identity_of
+from robot_rl.train.improve.stay import job_of, order
 from robot_rl.train.session import Session
 from robot_rl.worlds.inventory import device_spec
 
@@ -45,22 +45,25 @@ _WAIT_S = 0.05
 """How long a turn of the loop waits for the arms of a run, of which none has to have anything."""
 
 
-def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
+def sources_of(session: Session, start: Start, policy: Module, reads: Collection[str] = ()) -> list[Source]:
     """Returns the sources of a run: an acting copy of the policy in each of its envs.
 
     Args:
         session: the run's session.
         start: its envs are those of this process; the other sources act in others.
         policy: the learner's; each source acts with a copy.
+        reads: names in the frozen policy's encoding that machines send whose pictures stay there.
     """
     config = session.config
     return [
-        source_in(config, policy, start.envs[name], name) if name in start.envs else _elsewhere(session, name)
+        source_in(config, policy, start.envs[name], name)
+        if name in start.envs
+        else _elsewhere(session, start, name, reads)
         for name in config.acting
     ]
 
 
-def _elsewhere(session: Session, name: str) -> Source:
+def _elsewhere(session: Session, start: Start, name: str, reads: Collection[str]) -> Source:
     """Returns a source in another process, or on another machine."""
     config, source = session.config, session.config.acting[name]
     if config.transport == "ray" and not source.is_arm:
@@ -70,7 +73,7 @@ def _elsewhere(session: Session, name: str) -> Source:
         return in_process(config, session.folder, leases, name)
     holder = f"train {config.recipe} seed {config.seed} {name}".strip()
     if source.needs.node is not None:
-        return _at_node(session, name, holder)
+        return _at_node(session, start, name, holder, reads)
     others = {
         device_of(load_station(one.named)).name
         for one in config.acting.values()
@@ -214,16 +217,19 @@ def _base_files(session: Session) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
 
 
-def _at_node(session: Session, name: str, holder: str) -> Source:
+def _at_node(session: Session, start: Start, name: str, holder: str, reads: Collection[str]) -> Source:
     """Returns a source on an arm of another machine of the fleet."""
-    config, source = session.config, session.config.acting[name]
+    config, source, stays = session.config, session.config.acting[name], None
+    if config.keeps_pictures_there(name):
+        stays = order(reads, start.eval_envs[config.scene_of(name)] if config.replay.record else None)
     return NodeSource(
         NodeJob(
-            name=job_name(identity_of(session.folder), name, session.folder.name),
+            name=job_of(session.folder, name),
             source=name,
             holder=f"{holder}, of {socket.gethostname()}",
             config=dump(settings_there(config).used()),
             files=_base_files(session),
+            stays=stays,
         ),
         config.hub,
         need=need_of(source.needs),

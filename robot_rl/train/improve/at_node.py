@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from robot_rl.config import read
 from robot_rl.core.errors import RobotRLError
@@ -28,6 +30,10 @@ from robot_rl.rollout.weights import Snapshot
 from robot_rl.rollout.wire import decode_weights, encode_turn
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.acting import booked
+from robot_rl.train.improve.stay import staying
+
+if TYPE_CHECKING:
+    from robot_rl.data.transitions import StepBatch
 
 
 class WeightsFile:
@@ -58,7 +64,7 @@ def main(folder: Path, agent: int) -> int:
 
     try:
         if _is_first(folder, is_over):
-            _act(folder, job["name"], job["holder"], is_over, say)
+            _act(folder, job, is_over, say)
     except Exception as error:  # the run gets any error
         say(failed=str(error) if isinstance(error, RobotRLError) else repr(error))
         return 1
@@ -77,17 +83,23 @@ def _is_first(folder: Path, is_over: Callable[[], bool]) -> bool:
     return False
 
 
-def _act(folder: Path, name: str, holder: str, is_over: Callable[[], bool], say: Callable[..., None]) -> None:
+def _act(folder: Path, job: dict[str, Any], is_over: Callable[[], bool], say: Callable[..., None]) -> None:
     config = read(RunConfig, folder / "config.yaml")
     spool, weights = Spool(folder / "turns"), WeightsFile(folder / "weights")
-    source = booked(config, folder, name, holder=holder, say=lambda text: say(says=text))
-    try:
+    with ExitStack() as stack:
+        stays = None
+        if job["stays"] is not None:
+            device = f"arm of {socket.gethostname()}"
+            stays = stack.enter_context(closing(staying(config, folder, job["stays"], device)))
+        source = booked(config, folder, job["name"], holder=job["holder"], say=lambda text: say(says=text))
+        stack.enter_context(closing(source))
         while not is_over():
             segment = source.collect(weights)
-            if segment is not None:
-                say(turn=spool.put(encode_turn(Turn(segment, source.episodes.drain()))))
-    finally:
-        source.close()
+            if segment is None:
+                continue
+            if stays is not None:
+                segment = stays(cast("StepBatch", segment))
+            say(turn=spool.put(encode_turn(Turn(segment, source.episodes.drain()))))
 
 
 def _voice(over: threading.Event) -> Callable[..., None]:

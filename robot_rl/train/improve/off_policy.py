@@ -5,7 +5,7 @@ B envs, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from robot_rl.core.algorithm import Algorithm
-from robot_rl.core.names import PRIVILEGED
+from robot_rl.core.errors import require
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import Episodes
 from robot_rl.data.episode import feature_of
@@ -29,6 +29,7 @@ from robot_rl.train.experience import Draws, OneForEach, ReplayExperience, Sourc
 from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Module, Start, add_hooks, settings_of
+from robot_rl.train.improve.stay import encoder
 from robot_rl.train.loop import Learner, Pacer, Run
 from robot_rl.train.recording import pool_of
 from robot_rl.train.robots import shares
@@ -77,8 +78,8 @@ def assemble(
     """
     config, phase = session.config, settings_of(session.config, OffPolicySettings)
     session.counters.updates = 0
-    sources = sources_of(session, start, policy)
     keep = _encodings(config, policy, reads)
+    sources = sources_of(session, start, policy, reads)
     experience, sampler = _replay(config, start, latent_dim, online, lambda: session.counters.updates, keep)
     seed = train_seed(config.seed, f"{config.method.kind} batches")
     learner = Learner(
@@ -122,15 +123,10 @@ def _encodings(config: RunConfig, policy: Module, reads: Collection[str]) -> Kee
     """
     is_frozen = isinstance(policy, FrozenBaseAdapter)
     if not (reads and is_frozen and config.env.cameras) or config.replay.reuse:
+        allowed = "send with this base, whose encoding is larger than its pictures"
+        require(config.hub.pictures == "send", "hub.pictures", "stay", allowed)
         return None
-
-    def keep(obs: Mapping[str, Any]) -> dict[str, Any]:
-        tensors = {key: torch.as_tensor(value, device=config.device) for key, value in obs.items()}
-        encoded = policy.encode(tensors)
-        kept = {name: encoded[name].cpu().numpy() for name in reads}
-        return kept | {key: value for key, value in obs.items() if key == PRIVILEGED}
-
-    return keep
+    return encoder(policy, reads, config.device)
 
 
 def _replay(
@@ -145,15 +141,15 @@ def _replay(
     phase, seed = settings_of(config, OffPolicySettings), config.seed
     episodes, base = start.episodes, start.base
     shapes, action_dim = shapes_of(episodes, keep), episodes.action.shape[1]
-    kept: dict[str, Any] = {"latent_dim": latent_dim, "keep": keep}
     buffers = {
         name: ReplayBuffer(
             phase.capacity,
             source.batch,
             shapes,
             action_dim,
+            latent_dim=latent_dim,
             imagined=config.env_of(name).kind == "world",
-            **kept,
+            keep=None if config.keeps_pictures_there(name) else keep,
         )
         for name, source in config.acting.items()
     }
