@@ -62,6 +62,12 @@ class PolicyMeta:
     tasks: tuple[str, ...] = ()
     """All tasks that it was trained on, where they were several; its instruction says which. `task` is the
     first."""
+    rates: tuple[float, ...] = ()
+    """Control rate of each of `robots`, where they differ. `control_hz` is the first."""
+
+    def rate_of(self, robot: str) -> float:
+        """Returns the control rate at which it moves a robot, in Hz."""
+        return dict(zip(self.robots, self.rates, strict=False)).get(robot, self.control_hz)
 
     def serves(self, robot: str) -> bool:
         """Whether it was made for this robot."""
@@ -90,7 +96,9 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
         "crc32": zlib.crc32(weights),
         "policy": full_spec(policy),
         "meta": {
-            name: value for name, value in asdict(meta).items() if value or name not in _SEVERAL.values()
+            name: value
+            for name, value in asdict(meta).items()
+            if value or name not in ("rates", *_SEVERAL.values())
         },
         "versions": _versions(),
     }
@@ -170,6 +178,8 @@ def check_meta(at: Path | str, meta: PolicyMeta, expect: PolicyMeta) -> None:
     """
     for name in _IDENTITY:
         have, want = getattr(meta, name), getattr(expect, name)
+        if name == "control_hz":
+            have = meta.rate_of(expect.robot)
         if several := getattr(meta, _SEVERAL.get(name, ""), ()):
             have = want if want in several else several
         if have != want:

@@ -112,12 +112,17 @@ class EnvConfig:
     from it, see docs/formula.md. None: they are the task's own."""
     horizon_s: float | None = None
     """Episode length; the task's own if None."""
+    control_hz: float | None = None
+    """Control steps per second; the task's own if None. An action is how far ahead of the joints the servos'
+    targets are, at any rate: at half of it the Panda moves 0.8 times as far in the same time."""
     state: tuple[str, ...] = ()
     """Elements of the state that are shown, by the beginnings of their names; all if empty. `joint` and
     `finger` are those of any robot. What it measures itself is [joint,finger,tool]: the rest, such as the
     pose of a cube, pictures show."""
     cameras: tuple[str, ...] = ()
     """Cameras whose images join the observation as `<camera>.rgb`."""
+    missing_cameras: tuple[str, ...] = ()
+    """Those of `cameras` that this robot does not have: black, for a policy of several robots."""
     depth: bool = False
     """Add `<camera>.depth` in metres."""
     privileged: bool = False
@@ -175,6 +180,10 @@ class EnvConfig:
         elif self.kind != "sim" and self.expert is not None:
             given = all(self.expert.partition(":"))
             require(given, "env.expert", self.expert, "module:function or module:class")
+        hz = self.control_hz
+        require(hz is None or 0 < hz < math.inf, "env.control_hz", hz, "above 0")
+        unknown = set(self.missing_cameras) - set(self.cameras)
+        require(not unknown, "env.missing_cameras", self.missing_cameras, "names of env.cameras")
         self._require_for_cameras("camera_hz", "above 0", lambda hz: hz > 0)
         most = MOST_DELAY_S
         self._require_for_cameras("camera_delay_s", f"0 to {most:g}", lambda delay_s: 0 <= delay_s <= most)
@@ -241,7 +250,17 @@ class EnvConfig:
 
     def unseen(self) -> EnvConfig:
         """Returns the same without cameras."""
-        return replace(self, cameras=(), camera_hz=(), camera_delay_s=(), depth=False)
+        return replace(self, cameras=(), missing_cameras=(), camera_hz=(), camera_delay_s=(), depth=False)
+
+    @property
+    def own_cameras(self) -> tuple[str, ...]:
+        """Cameras that this robot has."""
+        return tuple(name for name in self.cameras if name not in self.missing_cameras)
+
+    @property
+    def rate_hz(self) -> float:
+        """Control steps per second, of a task of ours."""
+        return self.control_hz or resolve("task", self.task).control.hz
 
     def with_instruction(self, instruction: str | None) -> EnvConfig:
         """Returns the same with other words as the instruction; unchanged if None.
@@ -316,7 +335,8 @@ def check_reward(config: EnvConfig) -> None:
     if config.formula is not None:
         from robot_rl.sim.predicates import check_formula  # mujoco
 
-        check_formula(config.formula, resolve("task", config.task, at="env.task")(), config.horizon_s)
+        task = resolve("task", config.task, at="env.task")()
+        check_formula(config.formula, task, config.rate_hz, config.horizon_s)
     elif config.reward == "dense":
         from robot_rl.sim.task import Task  # mujoco
 

@@ -87,14 +87,15 @@ class Pictures:
             ModelError: the scene has no camera of a given name.
             RenderError: this machine cannot draw.
         """
-        self._names, self._depth, self._backend = config.cameras, config.depth, backend
+        self._names, self._depth, self._backend = config.own_cameras, config.depth, backend
         self._substeps = num_substeps
         self._clocks = clocks_of(config, backend.timestep_s, num_substeps)
         height, width = config.image_size
         by_engine = config.renderer == "engine"
         cameras = [
-            Camera(name=name, height=height, width=width, by_engine=by_engine) for name in config.cameras
+            Camera(name=name, height=height, width=width, by_engine=by_engine) for name in config.own_cameras
         ]
+        self._black = black_pictures(config)
         self._renderer = backend.renderer(cameras, threads) if cameras else None
         self._pictures: dict[str, Array] = {}
         """The newest picture of every simulation, by its key."""
@@ -150,7 +151,7 @@ class Pictures:
         return due
 
     def show(self, ids: Array) -> dict[str, Array]:
-        """Returns what the cameras of simulations show now, as fresh arrays of the renderer's kind."""
+        """Returns what the cameras of simulations show now: fresh arrays, the renderer's or NumPy's."""
         rows = to_numpy(ids)
         for camera, clock in enumerate(self._clocks):
             number = clock.shown(self._now[rows])
@@ -160,7 +161,8 @@ class Pictures:
         shown: dict[str, Array] = {}
         for key, pictures in self._pictures.items():
             shown[key] = pictures[namespace(pictures).asarray(rows, device=pictures.device)]
-        return shown
+        black = {key: np.repeat(picture, len(rows), axis=0) for key, picture in self._black.items()}
+        return shown | black
 
     def _draw(self, camera: int, rows: Numbers, number: Numbers) -> None:
         states = self._waiting.get(camera)
@@ -224,5 +226,17 @@ def clocks_of(config: EnvConfig, timestep_s: float, num_substeps: int) -> list[C
     rates, delays = each(config.camera_hz), each(config.camera_delay_s)
     return [
         CameraClock.of(hz, delay_s, timestep_s=timestep_s, num_substeps=num_substeps)
-        for hz, delay_s in zip(rates, delays, strict=True)
+        for name, hz, delay_s in zip(config.cameras, rates, delays, strict=True)
+        if name in config.own_cameras
     ]
+
+
+def black_pictures(config: EnvConfig) -> dict[str, Array]:
+    """Returns what the cameras that a robot does not have show, (1, h, w, ...) by key; depth is 0."""
+    size = (1, *config.image_size)
+    black: dict[str, Array] = {}
+    for name in config.missing_cameras:
+        black[f"{name}.rgb"] = np.zeros((*size, 3), np.uint8)
+        if config.depth:
+            black[f"{name}.depth"] = np.zeros(size, np.float32)
+    return black

@@ -34,16 +34,16 @@ def predicates_of(task: Task) -> Mapping[str, Callable[[View], Array]]:
     return found | task.predicates()
 
 
-def check_formula(text: str, task: Task, horizon_s: float | None = None) -> Formula:
-    """Returns the formula of a text for a task.
+def check_formula(text: str, task: Task, control_hz: float, horizon_s: float | None = None) -> Formula:
+    """Returns the formula of a text for a task, at a control rate.
 
     Raises:
         ConfigError: it is none, names what the task does not have, or takes longer than an episode.
     """
     formula = parse(text)
     formula.check_names(tuple(predicates_of(task)), task=task.name)
-    hz, horizon_s = task.control.hz, horizon_s or task.horizon_s
-    needed_s = sum(stage.steps(hz) for stage in formula.stages) / hz
+    horizon_s = horizon_s or task.horizon_s
+    needed_s = sum(stage.steps(control_hz) for stage in formula.stages) / control_hz
     allowed = f"what takes at most env.horizon_s={horizon_s:g}; this takes at least {needed_s:g} s"
     require(needed_s <= horizon_s, "env.formula", text, allowed)
     return formula

@@ -30,7 +30,7 @@ def check_sight(config: EnvConfig) -> None:
     """
     hidden = replace(config.unseen(), privileged=True, num_threads=1)
     with closing(SimVectorEnv(hidden, _STARTS, autoreset="disabled")) as env:
-        unknown = [name for name in config.cameras if name not in env.backend.cameras]
+        unknown = [name for name in config.own_cameras if name not in env.backend.cameras]
         if unknown:
             return  # the renderer says which cameras there are
         env.reset(seed=list(range(_STARTS)))
@@ -39,12 +39,12 @@ def check_sight(config: EnvConfig) -> None:
             shown = {
                 name: _shown(env.backend, name, point_m, config.image_size) for name in env.backend.cameras
             }
-            share = float(np.any([shown[name] for name in config.cameras], axis=0).mean())
+            share = float(np.any([shown[name] for name in config.own_cameras], axis=0).mean())
             if share >= _LEAST:
                 continue
             others = [name for name, rows in shown.items() if rows.mean() >= _LEAST]
             raise ConfigError(
-                f"env.cameras: got {', '.join(config.cameras)}, which show {thing!r} at {share:.0%} of "
+                f"env.cameras: got {', '.join(config.own_cameras)}, which show {thing!r} at {share:.0%} of "
                 f"{_STARTS} starts, and env.state leaves it out; allowed: {_LEAST:.0%} or more. "
                 f"Add one that shows it: {', '.join(others) or 'none of this scene does'}."
             )

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.arrays import Array, Kind, assign, copied, like, to_numpy
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.language import INSTRUCTION, encode_text
 from robot_rl.core.machine import usable_cores
 from robot_rl.core.names import ENVIRONMENT, PRIVILEGED, chosen
@@ -117,9 +117,9 @@ class SimVectorEnv(VectorEnv):
             return None
         self._predicates = predicates_of(self._task)
         return Monitor(
-            check_formula(formula, self._task, self.config.horizon_s),
+            check_formula(formula, self._task, self.config.rate_hz, self.config.horizon_s),
             self.num_envs,
-            control_hz=self._task.control.hz,
+            control_hz=self.config.rate_hz,
             xp=self.xp,
             device=self.device,
         )
@@ -129,11 +129,11 @@ class SimVectorEnv(VectorEnv):
         self.task, self.robot, shown_text = task.name, robot.name, self.config.instruction
         self.instruction = task.instruction if shown_text in ("", OWN_WORDS) else shown_text
         self._text = encode_text([self.instruction])
-        self.control_hz, self.caps = task.control.hz, self.backend.caps
-        self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
-        self._hold_steps = round(task.hold_s * task.control.hz)
+        self.control_hz, self.caps = self.config.rate_hz, self.backend.caps
+        self.horizon = round((self.config.horizon_s or task.horizon_s) * self.control_hz)
+        self._hold_steps = round(task.hold_s * self.control_hz)
         self._ends_at_success = task.ends_at_success or self._monitor is not None
-        self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
+        self.num_substeps = _substeps(self.control_hz, self.backend.timestep_s)
         index, names = self.view.elements(self._state)
         followed = () if self._monitor is None else NAMES  # shown whatever `env.state` leaves out
         self._true_index, self.true_names = self.backend.asarray(index), (*names, *followed)
@@ -157,7 +157,7 @@ class SimVectorEnv(VectorEnv):
         self._environment_index = self.backend.asarray(index[apart])
         self.autoreset = autoreset == "same_step"
         mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
-        fps = int(task.control.hz)
+        fps = int(self.control_hz)
         self.metadata = {"autoreset_mode": mode, "render_modes": ["rgb_array"], "render_fps": fps}
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(self.action_names),), np.float32)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
@@ -541,3 +541,15 @@ class SimVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         self._pictures.close()
+
+
+def _substeps(control_hz: float, timestep_s: float) -> int:
+    """Returns the physics steps of a control step.
+
+    Raises:
+        ConfigError: they are no whole number.
+    """
+    steps = 1.0 / (control_hz * timestep_s)
+    allowed = f"{1.0 / timestep_s:g}, the rate of the physics, divided by a whole number"
+    require(round(steps) >= 1 and abs(steps - round(steps)) < 1e-6, "env.control_hz", control_hz, allowed)
+    return round(steps)

@@ -59,7 +59,7 @@ Examples:
 
 Settings (config.yaml of the run folder has all of them, as --cfg job prints them):
   seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s  stages
-  env.task  env.robot  env.formula  env.reward  env.horizon_s  env.randomize  env.looks  env.variation
+  env.task  env.robot  env.formula  env.reward  env.horizon_s  env.control_hz  env.randomize  env.looks  env.variation
   env.num_threads
   env.kind=gym|process  env.id  env.settings.max_episode_steps=200  env.expert  env.python  env.workers
   env.instruction=task  env.common_actions

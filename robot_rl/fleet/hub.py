@@ -245,7 +245,11 @@ class Hub:
 
     async def kept(self, request: web.Request) -> web.Response:
         """Answers with the files of what a job has recorded on a machine, or with the next bytes of one."""
-        node, path, of = request.match_info["node"], request.match_info["path"].removeprefix("/"), request.query
+        node, path, of = (
+            request.match_info["node"],
+            request.match_info["path"].removeprefix("/"),
+            request.query,
+        )
         body: Json = {"job": request.match_info["job"]}
         try:
             if not path:

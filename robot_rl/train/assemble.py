@@ -50,8 +50,14 @@ def policy_meta(config: RunConfig, env: VectorEnv, *others: VectorEnv) -> Policy
         tuple(dict.fromkeys(getattr(one, name) for one in (env, *others))) if others else ()
         for name in ("robot", "task")
     )
-    meta = vars(episodes_meta(env))
-    return PolicyMeta(**meta, n_exec=config.n_exec, robots=robots, tasks=tasks if len(tasks) > 1 else ())
+    rates = {one.robot: one.control_hz for one in (env, *others)}
+    return PolicyMeta(
+        **vars(episodes_meta(env)),
+        n_exec=config.n_exec,
+        robots=robots,
+        tasks=tasks if len(tasks) > 1 else (),
+        rates=tuple(rates.values()) if len(set(rates.values())) > 1 else (),
+    )
 
 
 def assemble_cloning(

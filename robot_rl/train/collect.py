@@ -197,7 +197,9 @@ def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, Po
         image_size=getattr(own, "picture", EnvConfig().image_size),
         instruction=OWN_WORDS if meta.tasks else "" if words == meta.instruction else meta.instruction,
     )
-    return policy, meta, replace(env, common_actions=_takes_common_actions(meta, env))
+    own = meta.task in table("task")
+    hz = meta.control_hz if own and meta.control_hz != env.rate_hz else None
+    return policy, meta, replace(env, common_actions=_takes_common_actions(meta, env), control_hz=hz)
 
 
 def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvConfig]:
@@ -215,7 +217,12 @@ def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvC
         robot = shown.robot if len(meta.robots) == 1 else None
         return {task: replace(shown, task=task, robot=robot) for task in meta.tasks}
     if len(meta.robots) > 1:
-        return {robot: replace(shown, robot=robot) for robot in meta.robots}
+        return {
+            robot: replace(
+                shown, robot=robot, control_hz=meta.rate_of(robot) if meta.rates else shown.control_hz
+            )
+            for robot in meta.robots
+        }
     return {"": shown}
 
 

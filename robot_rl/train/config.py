@@ -343,7 +343,11 @@ class RunConfig(LineConfig):
         if not name:
             return self.env
         source = self.sources[name]
-        return replace(self.env, robot=source.robot, task=source.task or self.env.task)
+        own = self.env.cameras if source.cameras is None else source.cameras
+        missing = tuple(camera for camera in self.env.cameras if camera not in own)
+        task = source.task or self.env.task
+        hz = source.control_hz or self.env.control_hz
+        return replace(self.env, robot=source.robot, task=task, missing_cameras=missing, control_hz=hz)
 
     @property
     def task(self) -> str:
@@ -427,7 +431,7 @@ class RunConfig(LineConfig):
         if "finetune" in self.plan:
             raise ConfigError("stages: got 'finetune' with sources, allowed: 'clone', for now")
         require(not self.replay.reuse, "replay.reuse", list(self.replay.reuse), alone)
-        check_sources(self.sources, self.env.task, is_apart=self.transport != "inline")
+        check_sources(self.sources, self.env.task, self.env.cameras, is_apart=self.transport != "inline")
         given = {name: source.share for name, source in self.sources.items() if source.share is not None}
         allowed = f"none with method={self.method.kind}, which learns from all rollouts once"
         require(not (is_on_policy and given), "sources", given, allowed)
@@ -440,6 +444,7 @@ class RunConfig(LineConfig):
         usual = {item.name: item.default for item in fields(self.method)}["env_steps"]
         for key, got, free, own in (
             ("env.robot", self.env.robot, None, "robot"),
+            ("env.missing_cameras", self.env.missing_cameras, (), "cameras"),
             ("num_envs", self.num_envs, 16, "num_envs"),
             ("station", self.station, None, "station"),
             ("needs", self.needs, NeedsConfig(), "needs"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.errors import ConfigError, DatasetError, require
+from robot_rl.core.names import PRESENT
 from robot_rl.data.episode import Array, EpisodeSource, Feature, refuse_imagined
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
@@ -130,8 +132,9 @@ def check_spaces(
         ConfigError: says which elements differ, and what to show instead.
     """
     first, *others = metas
+    _check_rates(metas)
     for other in others:
-        problem = misfit(metas[other], metas[first])
+        problem = misfit(replace(metas[other], control_hz=metas[first].control_hz), metas[first])
         mine, theirs = (
             {key: value for key, value in features[name].items() if key not in but} for name in (first, other)
         )
@@ -142,6 +145,19 @@ def check_spaces(
                 f"sources: one policy cannot serve {first} and {other}. {other} with {first}: {problem}. "
                 f"{_remedy(metas)}"
             )
+
+
+def _check_rates(metas: Mapping[str, EpisodesMeta]) -> None:
+    """Refuses rates that a policy cannot know from what it reads: it has to see which robot it moves."""
+    rates = dict[str, tuple[str, float]]()
+    sees = all(f"{meta.robot}{PRESENT}" in meta.state_names for meta in metas.values())
+    for name, meta in metas.items():
+        at, hz = f"sources.{name}.control_hz", meta.control_hz
+        same, own = rates.setdefault(meta.robot, (name, hz))
+        require(hz == own, at, hz, f"{own:g}, that of sources.{same}: a robot has one rate")
+        usual = next(iter(rates.values()))[1]
+        allowed = f"{usual:g}, or all robots in env.robots: the policy has to see which one it moves"
+        require(sees or hz == usual, at, hz, allowed)
 
 
 def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:

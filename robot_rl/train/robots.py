@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,10 @@ class SourceConfig:
     `env.instruction=task`."""
     robot: str | None = None
     """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
+    cameras: tuple[str, ...] | None = None
+    """Its cameras, of `env.cameras`: what the others would show is black. All of them if None."""
+    control_hz: float | None = None
+    """Its control steps per second, with `env.robots`; those of `env` if None."""
     env_steps: int
     """Its budget: control steps over all its envs. It collects no more then, the others go on."""
     num_envs: int | None = None
@@ -73,12 +77,15 @@ class SourceConfig:
         return 1 if self.is_arm else self.num_envs or 16
 
 
-def check_sources(sources: Mapping[str, SourceConfig], task: str, *, is_apart: bool) -> None:
+def check_sources(
+    sources: Mapping[str, SourceConfig], task: str, cameras: Collection[str] = (), *, is_apart: bool
+) -> None:
     """Refuses wrong names, robots, numbers and shares.
 
     Args:
         sources: by name.
         task: of those that say none.
+        cameras: of all.
         is_apart: whether each acts in a process of its own, so that two may simulate the same.
 
     Raises:
@@ -92,6 +99,10 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str, *, is_apart: b
             raise ConfigError(f"{at}: got the name {name!r}, allowed: small letters, digits, _ and -")
         doing = source.task or task
         check_names(doing, source.robot, at=f"{at}.")
+        hz = source.control_hz
+        require(hz is None or 0 < hz < math.inf, f"{at}.control_hz", hz, "above 0")
+        has_own = set(source.cameras or ()) <= set(cameras)
+        require(has_own, f"{at}.cameras", source.cameras, f"names of env.cameras, {list(cameras)}")
         require(source.env_steps >= 1, f"{at}.env_steps", source.env_steps, "1 or more")
         _check_kind(source, at)
         if source.num_envs is not None:

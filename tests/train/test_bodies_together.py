@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from robot_rl.cli.main import main
 from robot_rl.config import build
-from robot_rl.core.errors import CheckpointError
+from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.data.store.reader import open_source
 from robot_rl.train.collect import _robots_of, open_policy
 from robot_rl.train.config import RunConfig
@@ -98,3 +99,60 @@ def test_a_policy_of_two_robots_with_joints_goes_without_its_run(
     *each, last = capsys.readouterr().out.splitlines()
     assert len(each) == 2
     assert "of 4 episodes" in last
+
+
+UNLIKE: dict[str, Any] = {
+    "panda": {"robot": "panda", "num_envs": 2, "env_steps": 20},
+    "gantry": {"robot": "gantry", "num_envs": 1, "env_steps": 10, "cameras": ["front"], "control_hz": 10.0},
+}
+EYES: dict[str, Any] = {**SMALL["policy"], "cameras": ["front", "wrist"], "image_features": 4}
+SCENE: dict[str, Any] = {**SMALL["env"], "cameras": ["front", "wrist"], "image_size": [32, 32]}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("whole_runs")
+def test_robots_with_cameras_and_rates_of_their_own_learn_one_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(two(out=str(tmp_path), sources=UNLIKE, policy=EYES, env={**SCENE, "robots": ["panda", "gantry"]}))
+    folder = folder_of(tmp_path)
+    kept = {name: open_source(folder / "experience" / name) for name in UNLIKE}
+    assert [kept[name].meta.control_hz for name in UNLIKE] == [20.0, 10.0]
+    for name, sees in (("panda", True), ("gantry", False)):
+        episode = kept[name].read(0)
+        assert np.any(episode.obs["wrist.rgb"][0]) == sees
+        assert np.any(episode.obs["front.rgb"][0])
+    _, meta, _ = open_policy(str(folder))
+    assert (meta.robots, meta.rates) == (("panda", "gantry"), (20.0, 10.0))
+    assert [meta.rate_of(robot) for robot in ("panda", "gantry")] == [20.0, 10.0]
+    assert main(["evaluate", f"run={folder}"]) == 0
+    assert sum("the same as in training" in line for line in capsys.readouterr().out.splitlines()) >= 2
+    shutil.copytree(folder / "policy/base", tmp_path / "alone" / "policy")
+    assert main(["evaluate", f"policy={tmp_path / 'alone' / 'policy'}", "episodes=2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "listed", "message"),
+    [
+        (
+            {"control_hz": 10.0},
+            [],
+            r"sources\.gantry\.control_hz: got 10\.0, allowed: 20, or all robots in env\.robots",
+        ),
+        (
+            {"robot": "panda", "control_hz": 10.0, "cameras": ["front"]},
+            ["panda", "gantry"],
+            r"sources\.gantry\.control_hz: got 10\.0, allowed: 20, that of sources\.panda: a robot has one",
+        ),
+    ],
+)
+def test_rates_that_a_policy_cannot_know_are_refused(
+    tmp_path: Path, changes: dict[str, Any], listed: list[str], message: str
+) -> None:
+    common = {"state": ["tool", "goal"]} if not listed else {}
+    env = {**SCENE, "robots": listed, **common}
+    sources = {**UNLIKE, "gantry": {**UNLIKE["gantry"], **changes}}
+    how: dict[str, Any] = {"policy": EYES, "env": env, "transport": "process"}
+    with pytest.raises(ConfigError, match=message):
+        run(two(out=str(tmp_path), sources=sources, **how))
+    assert not list(tmp_path.iterdir())

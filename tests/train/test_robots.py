@@ -108,6 +108,8 @@ def test_settings_that_do_not_go_with_several_robots(changes: dict[str, Any], me
         ({"share": 0.5}, "sources: got the shares {'panda': 0.75, 'gantry': 0.5}, allowed: one for each of"),
         ({"share": None}, "sources: got the shares {'panda': 0.75}, allowed: one for each of panda, gantry"),
         ({"step": 5}, "sources.gantry.step: no such key."),
+        ({"cameras": ["front"]}, "sources.gantry.cameras: got ('front',), allowed: names of env.cameras, []"),
+        ({"control_hz": 0.0}, "sources.gantry.control_hz: got 0.0, allowed: above 0"),
     ],
 )
 def test_sources_that_cannot_be(changes: dict[str, Any], message: str) -> None:
@@ -185,7 +187,7 @@ STATE = {"state": Feature("float32", (2,))}
             STATE,
             r"joints \(action\) differ: it has dy\. Train them in a run each",
         ),
-        ({"control_hz": 10.0}, STATE, r"at 10 Hz, not 20 Hz\. Train them in a run each"),
+        ({"control_hz": 10.0}, STATE, r"b\.control_hz: got 10\.0, allowed: 20, that of sources\.a: a robot has one rate"),
         ({"state_names": ("go.x", "tool.x")}, STATE, r"state elements are in another order: go\.x, tool\.x"),
         ({"state_names": ("a.x", "b.x")}, STATE, r"lacks tool\.x, go\.x\. Train them in a run each"),
         (

@@ -96,7 +96,7 @@ def _of_policy(meta: PolicyMeta, config: EnvConfig, mirror: Mirror) -> Iterator[
     pairs = {
         "task": (env.task if meta.does(env.task) else meta.tasks or meta.task, env.task),
         "robot": (env.robot if meta.serves(env.robot) else meta.robot, env.robot),
-        "control rate": (meta.control_hz, env.control_hz),
+        "control rate": (meta.rate_of(env.robot), env.control_hz),
         "observed": (meta.state_names, env.state_names),
         "actions": (meta.action_names, env.action_names),
     }
@@ -125,8 +125,8 @@ def _of_station(config: EnvConfig, station: StationConfig, mirror: Mirror) -> It
     if lacking:
         yield _differs("tracked objects", mirror.objects, tuple(station.objects))
     cameras = {name.removesuffix(".rgb") for name in station.cameras}
-    if not set(config.cameras) <= cameras:
-        yield _differs("cameras", config.cameras, tuple(sorted(cameras)))
+    if not set(config.own_cameras) <= cameras:
+        yield _differs("cameras", config.own_cameras, tuple(sorted(cameras)))
     if config.depth:
         yield "it sees depth, which no station measures"
     if station.sim is not None and station.driver == "sim" and station.sim.task not in (None, env.task):

@@ -14,6 +14,7 @@ from robot_rl.real.messages import ArmState, Frame
 from robot_rl.real.sensors import frame_name
 from robot_rl.real.station import GripperConfig, StationConfig
 from robot_rl.sim.mirror import Mirror
+from robot_rl.sim.pictures import black_pictures
 from robot_rl.sim.robots.robot import RobotNames
 from robot_rl.sim.vector import EnvConfig
 
@@ -36,9 +37,9 @@ class Scene:
 
     def __init__(self, station: StationConfig, config: EnvConfig, mirror: Mirror) -> None:
         self._station, self._mirror = station, mirror
-        self.pictures = tuple(frame_name(camera) for camera in config.cameras)
+        self.pictures = tuple(frame_name(camera) for camera in config.own_cameras)
         """Names of the frames that the policy sees as they are."""
-        self._size = config.image_size
+        self._size, self._black = config.image_size, black_pictures(config)
         self._cameras = {frame_name(name): camera for name, camera in station.cameras.items()}
         pictures = {frame_name(name): camera.max_age_s for name, camera in station.cameras.items()}
         self._max_age_s = pictures | {name: tracked.max_age_s for name, tracked in station.objects.items()}
@@ -126,7 +127,8 @@ class Scene:
         obs = self._mirror.show(
             position, state.velocity_rad_s, self.from_station(state.gripper), poses, self._speed_m_s
         )
-        return obs | {name: self._picture(measured.frames[name].array)[None] for name in self.pictures}
+        pictures = {name: self._picture(measured.frames[name].array)[None] for name in self.pictures}
+        return obs | pictures | {name: picture.copy() for name, picture in self._black.items()}
 
     def _picture(self, array: Array) -> Array:
         """Returns a picture in the size of training."""

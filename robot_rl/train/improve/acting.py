@@ -17,7 +17,6 @@ import torch
 
 from robot_rl.config import dump
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.hal.device import LeaseLike
 from robot_rl.hal.leased import LeasedEnv, open_under
@@ -133,7 +132,7 @@ def in_process(
 ) -> ProcessSource:
     """Returns a source in another process, under leases of the run and its own."""
     source = config.acting[name]
-    hz = resolve("task", config.env_of(name).task).control.hz
+    hz = config.env_of(name).rate_hz
     is_real = station is not None and station.real  # a person looks at it before it moves again
     return ProcessSource(
         partial(act_alone, config, folder, leases, name, station),

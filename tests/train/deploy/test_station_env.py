@@ -314,6 +314,24 @@ def test_a_step_says_when_the_pictures_that_it_began_with_were_taken(seeing) -> 
         assert taken_ns <= infos["stamp_ns"]
 
 
+def test_a_camera_that_the_robot_lacks_is_black_and_the_station_needs_none(station_env) -> None:
+    station = replace(load_station("sim_in_process"), cameras={"front.rgb": CameraConfig(max_age_s=0.2)})
+    seen: dict[str, Any] = {
+        "cameras": ("front", "wrist"),
+        "missing_cameras": ("wrist",),
+        "image_size": (2, 3),
+    }
+    env, arm, _ = station_env(config=replace(CONFIG, **seen), station=station)
+    arm.cameras = camera
+    obs, _ = env.reset(seed=1)
+    for _ in range(3):
+        assert obs["front.rgb"].any()
+        assert obs["wrist.rgb"].shape == (1, 2, 3, 3)
+        assert not obs["wrist.rgb"].any()
+        obs, *_, infos = env.step(np.zeros((1, len(env.action_names)), np.float32))
+        assert infos["picture_stamp_ns"].keys() == {"front.rgb"}
+
+
 def test_a_camera_that_freezes_or_is_missing_is_named(seeing) -> None:
     env, arm = seeing
     env.reset(seed=1)
