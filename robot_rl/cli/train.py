@@ -59,13 +59,13 @@ Examples:
 
 Settings (config.yaml of the run folder has all of them, as --cfg job prints them):
   seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s  stages
-  env.task  env.robot  env.formula  env.reward  env.horizon_s  env.control_hz  env.randomize  env.looks  env.variation
-  env.num_threads
+  env.task  env.robot  env.formula  env.reward  env.horizon_s  env.control_hz  env.randomize  env.looks
+  env.variation  env.num_threads
   env.kind=gym|process  env.id  env.settings.max_episode_steps=200  env.expert  env.python  env.workers
   env.instruction=task  env.common_actions
   sources.<name>.task  sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps
   sources.<name>.share  sources.<name>.station  sources.<name>.real_time  sources.<name>.human
-  sources.<name>.world  sources.<name>.needs.labels.<name>
+  sources.<name>.world  sources.<name>.cameras  sources.<name>.control_hz  sources.<name>.needs.labels.<name>
   demos.episodes  demos.bias_m  demos.noise_m  demos.disturb  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy=flow|diffusion|token|gaussian|small_vla  with policy.horizon  policy.width  policy.depth
