@@ -15,6 +15,7 @@ import numpy as np
 import robot_rl
 from robot_rl.config import read
 from robot_rl.core.errors import ConfigError, nearest, require
+from robot_rl.core.files import is_yaml
 from robot_rl.hal.safety import SafetyLimits
 from robot_rl.real.kinematics import Kinematics, KinematicsConfig
 
@@ -334,7 +335,7 @@ def station_file(name_or_path: str) -> Path:
     Raises:
         ConfigError: no station of that name is shipped.
     """
-    if name_or_path.endswith((".yaml", ".yml")):
+    if is_yaml(name_or_path):
         return Path(name_or_path)
     shipped = {file.stem: file for file in STATIONS.glob("*.yaml")}
     if name_or_path not in shipped:

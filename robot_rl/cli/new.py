@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from robot_rl.cli.command import Outcome, run_command
 from robot_rl.core.errors import ConfigError, StorageError, nearest, require
-from robot_rl.core.files import at_home, make_folder, replace_file
+from robot_rl.core.files import at_home, is_yaml, make_folder, replace_file
 from robot_rl.core.refusal import refusals
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class NewRobotConfig:
         allowed = "letters, digits and _, a letter first"
         require(self.name is None or _is_name(self.name), "name", self.name, allowed)
         out = self.out
-        require(out is None or out.endswith((".yaml", ".yml")), "out", out, "a path that ends in .yaml")
+        require(out is None or is_yaml(out), "out", out, "a path that ends in .yaml")
         test = self.test
         is_test = test is None or re.fullmatch(r"test_\w+\.py", Path(test).name) is not None
         require(is_test, "test", test, "a path that ends in test_<something>.py, so that pytest finds it")

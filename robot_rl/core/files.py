@@ -32,6 +32,11 @@ _RENAME_EXCHANGE = 2  # of renameat2
 _AT_FDCWD = -100  # paths are relative to the working folder
 
 
+def is_yaml(name: str) -> bool:
+    """Returns whether a robot or a station is given by its file, and not by a name that is known."""
+    return name.endswith((".yaml", ".yml"))
+
+
 def at_home(path: str) -> str:
     """Returns a path whose `~/` at the beginning is the home folder; shells leave it in `out=~/x`."""
     return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path

@@ -82,13 +82,22 @@ class AgentConfig:
 class Job:
     """A process that acts here for a run elsewhere, and the steps that the run does not have yet."""
 
-    def __init__(self, folder: Path, show: Callable[[str], None] = lambda _: None) -> None:
-        """Args: show: gets what the process logs, such as what a person at the arm is asked."""
+    def __init__(
+        self, folder: Path, show: Callable[[str], None] = lambda _: None, *, remedy: str = ""
+    ) -> None:
+        """Takes what was left in a folder.
+
+        Args:
+            folder: of the job.
+            show: gets what the process logs, such as what a person at the arm is asked.
+            remedy: ends the message about a run that fetches too few turns.
+        """
         self.folder, self._show = folder, show
         self.spool = Spool(folder / "turns")
         self.process: asyncio.subprocess.Process | None = None
         self.alone_s = 0.0
         """How long it acts on without its run."""
+        self.remedy = remedy
         self.alone_since_s: float | None = None
         """When its run was there last; None while it is."""
         self.news = asyncio.Event()
@@ -163,9 +172,7 @@ class Job:
         if "turn" in word:
             self.spool.newest = int(word["turn"])
             if self.alone_since_s is None and self.spool.newest - self.spool.taken > _UNSENT:
-                self.failure = (
-                    f"the run leaves {_UNSENT} turns unfetched: lower method.utd, or raise hub.most_mbit_s"
-                )
+                self.failure = f"the run leaves {_UNSENT} turns unfetched: lower method.utd{self.remedy}"
                 self.end()
         elif "failed" in word:
             self.failure = str(word["failed"])
@@ -419,7 +426,8 @@ class Agent:
                 self._pumps[name] = asyncio.create_task(self._pump(name, job))
 
     def _job(self, name: str) -> Job:
-        return Job(self._folder / name, lambda line: self._say(f"{name}: {line}"))
+        remedy = ", or raise hub.most_mbit_s of this agent" if self._config.hub.most_mbit_s else ""
+        return Job(self._folder / name, lambda line: self._say(f"{name}: {line}"), remedy=remedy)
 
     async def _start(self, name: str, content: dict[str, Any]) -> None:
         """Starts the process of a job with what the run has sent for it."""

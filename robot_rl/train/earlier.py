@@ -173,10 +173,10 @@ def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:
     one_state = len(set(lists)) == 1
     remedies = list[str]()
     if common and one_action and not one_state:
-        remedies.append(f"Show what all of them have: env.state=[{','.join(common)}].")
+        remedies.append(f"Show what all of them have: env.state={','.join(common)}.")
     if len({meta.robot for meta in metas.values()}) > 1 and not (one_action and one_state):
         tasks = {meta.task for meta in metas.values()}
         each = [meta.robot if len(tasks) == 1 else f"{meta.task}:{meta.robot}" for meta in metas.values()]
         listed = ",".join(dict.fromkeys(each))
-        remedies.append(f"{'Or list' if remedies else 'List'} all robots: env.robots=[{listed}].")
+        remedies.append(f"{'Or list' if remedies else 'List'} all robots: env.robots={listed}.")
     return " ".join(remedies) or "Train them in a run each."

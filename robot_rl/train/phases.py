@@ -21,7 +21,7 @@ import torch
 
 from robot_rl.config import dump, load, options, plain, shell, words
 from robot_rl.core.errors import CheckpointError, RenderError, require
-from robot_rl.core.files import replace_file, with_checksum_line, write_json
+from robot_rl.core.files import is_yaml, replace_file, with_checksum_line, write_json
 from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import eval_seeds, train_seed
@@ -490,29 +490,38 @@ def _command(config: RunConfig, finetuned: int | None) -> str:
     return f"robot-rl train {shell(chosen + words(given, base))}"
 
 
-def _place_of(station: str | None) -> str | None:
-    """Returns a station, whose file holds wherever the run is resumed."""
-    is_file = station is not None and Path(station).suffix in (".yaml", ".yml")
-    return str(Path(str(station)).resolve()) if is_file else station
-
-
 def absolute(config: RunConfig) -> RunConfig:
     """Returns the config with paths that hold wherever the run is resumed."""
 
     def absolute(path: str | Path | None) -> str | None:
-        return None if path is None else str(Path(path).resolve())
+        return None if path is None else str(Path(path).expanduser().resolve())
+
+    def named(name: str | None) -> str | None:
+        return absolute(name) if name is not None and is_yaml(name) else name
+
+    def listed(entry: str) -> str:
+        task, colon, robot = entry.rpartition(":")
+        return f"{task}{colon}{named(robot)}"
 
     reuse = tuple(str(Path(folder).resolve()) for folder in config.replay.reuse)
     is_finetuned = "finetune" in config.plan
     tuned = saved_folder(config.finetune.policy) if is_finetuned else None
     sources = {
-        name: replace(one, world=absolute(one.world), station=_place_of(one.station))
+        name: replace(one, world=absolute(one.world), station=named(one.station), robot=named(one.robot))
         for name, one in config.sources.items()
     }
+    env, hub = config.env, config.hub
     return replace(
         config,
         sources=sources,
-        station=_place_of(config.station),
+        station=named(config.station),
+        env=replace(
+            env,
+            robot=named(env.robot),
+            robots=tuple(map(listed, env.robots)),
+            resets=replace(env.resets, bank=absolute(env.resets.bank)),
+        ),
+        hub=replace(hub, token_file=absolute(hub.token_file), ca=absolute(hub.ca)),
         demos=replace(config.demos, path=absolute(config.demos.path)),
         bc=replace(config.bc, policy=absolute(config.bc.policy), encoder=absolute(config.bc.encoder)),
         finetune=replace(config.finetune, policy=absolute(tuned) or config.finetune.policy),

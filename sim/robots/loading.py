@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from robot_rl.core.errors import ModelError
+from robot_rl.core.files import is_yaml
 from robot_rl.core.registry import resolve
 from robot_rl.sim.robots.measured import LIKE, read_measured
 from robot_rl.sim.robots.robot import Robot
@@ -20,7 +21,7 @@ def load_robot(name_or_path: str, *, depth: int = 0) -> Robot:
         UnknownComponentError: no robot of that name.
         ModelError: the robot file is missing or wrong, or it is a model without one.
     """
-    if name_or_path.endswith((".yaml", ".yml")):
+    if is_yaml(name_or_path):
         path = Path(name_or_path)
         content = read_content(path)
         if LIKE not in content:

@@ -25,6 +25,7 @@ from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.process import ProcessSource
 from robot_rl.rollout.revival import LostActorError
 from robot_rl.sched.leases import LeaseStore
+from robot_rl.sim.robots.catalog import ROBOT_FILES
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.runs import load_run
 from robot_rl.train import phases
@@ -298,6 +299,27 @@ def test_paths_of_sources_hold_wherever_a_run_is_resumed(
         phases.absolute(run_of({"arm": {"station": "sim_arm", "env_steps": 5}})).sources["arm"].station
         == "sim_arm"
     )
+
+
+def test_paths_of_robots_banks_and_the_hub_hold_wherever_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROBOT_FILES / "panda.yaml", "mine.yaml")
+    robots = ["panda", "reach:mine.yaml"]
+    env: dict[str, Any] = {
+        "task": "reach",
+        "robot": "mine.yaml",
+        "robots": robots,
+        "resets": {"bank": "bank"},
+    }
+    hub = {"address": "https://hub:8642", "token_file": "token", "ca": "~/ca.pem"}
+    arm = {"station": "any", "needs": {"node": "lab"}}
+    held = phases.absolute(build(RunConfig, {"env": env, "hub": hub, **arm, "num_envs": 1}))
+    assert held.env.robot == str(tmp_path / "mine.yaml")
+    assert held.env.robots == ("panda", f"reach:{tmp_path / 'mine.yaml'}")
+    assert held.env.resets.bank == str(tmp_path / "bank")
+    assert (held.hub.token_file, held.hub.ca) == (str(tmp_path / "token"), str(Path.home() / "ca.pem"))
 
 
 def test_a_station_that_was_edited_under_a_run_is_not_begun_again(tmp_path: Path) -> None:

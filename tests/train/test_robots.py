@@ -162,8 +162,8 @@ def test_robots_that_show_other_elements_are_refused_before_there_is_a_folder(tm
         "sources: one policy cannot serve panda and gantry. gantry with panda: its state elements differ: "
         "it has x.pos, y.pos, z.pos, yaw.pos and lacks joint1.pos, joint2.pos, joint3.pos, joint4.pos, "
         "joint5.pos, joint6.pos, joint7.pos. "
-        "Show what all of them have: env.state=[finger_joint1,finger_joint2,tool,goal,goal_in_tool]. "
-        "Or list all robots: env.robots=[panda,gantry]."
+        "Show what all of them have: env.state=finger_joint1,finger_joint2,tool,goal,goal_in_tool. "
+        "Or list all robots: env.robots=panda,gantry."
     )
     assert not (tmp_path / "runs").exists()
 
@@ -187,7 +187,11 @@ STATE = {"state": Feature("float32", (2,))}
             STATE,
             r"joints \(action\) differ: it has dy\. Train them in a run each",
         ),
-        ({"control_hz": 10.0}, STATE, r"b\.control_hz: got 10\.0, allowed: 20, that of sources\.a: a robot has one rate"),
+        (
+            {"control_hz": 10.0},
+            STATE,
+            r"b\.control_hz: got 10\.0, allowed: 20, that of sources\.a: a robot has one rate",
+        ),
         ({"state_names": ("go.x", "tool.x")}, STATE, r"state elements are in another order: go\.x, tool\.x"),
         ({"state_names": ("a.x", "b.x")}, STATE, r"lacks tool\.x, go\.x\. Train them in a run each"),
         (
