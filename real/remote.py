@@ -368,6 +368,9 @@ class PolicyClient:
             have = facts.get(name)
             if name == "robot" and facts.get("robots"):  # a policy for several
                 have = want if want in facts["robots"] else facts["robots"]
+            if name == "control_hz" and facts.get("rates"):
+                rates = dict(zip(facts["robots"], facts["rates"], strict=True))
+                have = rates.get(self._expect.get("robot"), have)
             if have != (list(want) if isinstance(want, tuple) else want):
                 raise CheckpointError(
                     f"{self._at()}: its policy was made for {name} = {have!r}, this arm has {want!r}. "

@@ -43,8 +43,9 @@ def check_sight(config: EnvConfig) -> None:
             if share >= _LEAST:
                 continue
             others = [name for name, rows in shown.items() if rows.mean() >= _LEAST]
+            mine = ", ".join(config.own_cameras) or "none of its own"
             raise ConfigError(
-                f"env.cameras: got {', '.join(config.own_cameras)}, which show {thing!r} at {share:.0%} of "
+                f"env.cameras: got {mine}, which show {thing!r} at {share:.0%} of "
                 f"{_STARTS} starts, and env.state leaves it out; allowed: {_LEAST:.0%} or more. "
                 f"Add one that shows it: {', '.join(others) or 'none of this scene does'}."
             )

@@ -131,7 +131,7 @@ class SimVectorEnv(VectorEnv):
         self._text = encode_text([self.instruction])
         self.control_hz, self.caps = self.config.rate_hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * self.control_hz)
-        self._hold_steps = round(task.hold_s * self.control_hz)
+        self._hold_steps = math.ceil(task.hold_s * self.control_hz - 1e-9)
         self._ends_at_success = task.ends_at_success or self._monitor is not None
         self.num_substeps = _substeps(self.control_hz, self.backend.timestep_s)
         index, names = self.view.elements(self._state)

@@ -33,7 +33,8 @@ hub.token_file=  holds the hub's token: copy fleet.token of the machine where `r
 runs=            folder of the run folders of this machine.
 hub.ca=          the authority that signed the hub's certificate (PEM), if this system does not know it.
 hub.most_mbit_s= most that is sent of the steps of jobs, in megabits per second; any amount if left out.
-keep_days=       steps that no run has fetched for so many days are deleted.
+keep_days=       steps that no run has fetched for so many days are deleted, and recordings that stay here
+                 (a run with hub.pictures=stay) so long after the last step.
 
 An agent is no safety device: each arm still needs an e-stop button.
 """

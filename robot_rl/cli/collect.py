@@ -297,7 +297,7 @@ def _env_and_actor(
     options: CollectConfig,
 ) -> tuple[EnvConfig, Callable[[VectorEnv], AbstractContextManager[Actor]]]:
     """Returns the settings of the env, and a function that makes the actor for a while."""
-    from robot_rl.train.collect import expert_actor, open_policy, policy_actor
+    from robot_rl.train.collect import env_of_robot, expert_actor, open_policy, policy_actor
     from robot_rl.train.config import check_device
     from robot_rl.train.search import looking_ahead
 
@@ -316,7 +316,9 @@ def _env_and_actor(
         return with_cameras(EnvConfig(task=options.task, robot=options.robot)), expert
     check_device(options.device)
     policy, meta, env = open_policy(options.policy)
-    env = replace(env, task=options.task or env.task, robot=options.robot or env.robot).demonstrated()
+    if options.robot is not None:
+        env = env_of_robot(options.policy, meta, env, options.robot)
+    env = replace(env, task=options.task or env.task).demonstrated()
 
     @contextmanager
     def acting(env: VectorEnv) -> Generator[Actor]:

@@ -336,7 +336,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     from robot_rl.core.seeding import eval_seeds
     from robot_rl.rollout.envs import simulation
     from robot_rl.rollout.evaluate import evaluate_in
-    from robot_rl.train.collect import check_fits, open_policy, sources_of
+    from robot_rl.train.collect import check_fits, env_of_robot, open_policy, sources_of
     from robot_rl.train.config import EvaluateConfig, check_device
     from robot_rl.train.search import looking_ahead
 
@@ -350,7 +350,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
         envs = {options.robot: envs[options.robot]}
     elif options.robot is not None:
         check_names(None, options.robot, at="")
-        envs = {"": replace(shown, robot=options.robot)}
+        envs = {"": env_of_robot(str(options.policy), meta, shown, options.robot)}
     n_exec = options.n_exec or meta.n_exec
     require(n_exec <= policy.horizon, "n_exec", n_exec, f"1 to the policy's chunks of {policy.horizon}")
     module: Any = policy

@@ -175,10 +175,16 @@ def _fetch(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.train.improve.stay import bring  # seconds: only where a run is fetched
 
     with _progress_bar("fetching") as update:
-        copies = bring(run, update)
+        copies, lacking = bring(run, update)
     for folder, octets in copies.items():
         print(f"{folder}: a copy of what its arm recorded, {_megabytes(octets)} sent")
-    return 0, {"path": str(run), "copies": [{"path": str(f), "sent_bytes": n} for f, n in copies.items()]}
+    for name in lacking:
+        print(
+            f"{name}: no machine that is connected has a recording of it. An agent deletes those that are "
+            "older than its keep_days; a copy of a run's folder counts as another run"
+        )
+    rows = [{"path": str(folder), "sent_bytes": octets} for folder, octets in copies.items()]
+    return 1 if lacking else 0, {"path": str(run), "copies": rows, "lacking": lacking}
 
 
 def _seal(paths: Sequence[str], settings: dict[str, str]) -> Result:

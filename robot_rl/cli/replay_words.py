@@ -36,7 +36,7 @@ HELP = {
   repair  STORE      removes damaged parts and notes what is lost; damaged files move to journal/damaged""",
     "fetch": """\
   fetch   RUN        copies what arms of other machines recorded for a run (hub.pictures=stay) into its
-            experience/, through the run's hub; again: what is new""",
+            experience/, through the run's hub; again: what was added since""",
     "seal": """\
   seal    STORE      moves finished episodes from the journal into the dataset
             images=video|png   pictures as video, or without further loss (default video)
@@ -170,6 +170,8 @@ def recorded(action: str, paths: Sequence[str]) -> str:
         inside = [f"{place}" for place in places if (place / "meta").is_dir()]
         is_run = "a run folder" if (folder / "config.yaml").is_file() else "no store and no dataset"
         hint = f"Its recordings are in {' and '.join(inside)}." if inside else "Nothing is recorded in it."
+        if is_run == "a run folder":
+            hint += " With hub.pictures=stay arms' machines have others: robot-rl replay fetch."
         raise DatasetError(f"{folder}: this is {is_run}. {hint}")
     return path
 

@@ -71,10 +71,12 @@ class AgentConfig:
     runs: str = "runs"
     """Folder of run folders, which the hub shows."""
     keep_days: float = 14.0
-    """Steps that no run has fetched for so long are deleted."""
+    """Steps that no run has fetched for so long are deleted, and recordings to which nothing was added."""
 
     def __post_init__(self) -> None:
         require(self.keep_days > 0, "keep_days", self.keep_days, "above 0")
+        pictures, allowed = self.hub.pictures, "send, as if left out: the run says where its pictures stay"
+        require(pictures == "send", "hub.pictures", pictures, allowed)
         require(self.hub.address is not None, "hub.address", None, "https://<host>:8642 of `robot-rl fleet`")
         require(NAME.fullmatch(self.name) is not None, "name", self.name, "letters, digits, '.', '_' and '-'")
 
@@ -356,7 +358,7 @@ class Agent:
                 self._do(answer)
             return
         if kind in Kept.kinds:
-            self._do(self._kept.take(kind, body))
+            self._do(self._kept.answer(kind, body))
             return
         if NAME.fullmatch(name) is None:
             raise ValueError(f"a job named {name!r}")

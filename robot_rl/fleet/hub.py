@@ -244,21 +244,19 @@ class Hub:
         return socket
 
     async def kept(self, request: web.Request) -> web.Response:
-        """Answers with the files of what a job has recorded on a machine, or with the next bytes of one."""
-        node, path, of = (
-            request.match_info["node"],
-            request.match_info["path"].removeprefix("/"),
-            request.query,
-        )
-        body: Json = {"job": request.match_info["job"]}
+        """Answers with what a job has recorded on a machine, or with the next bytes of one segment."""
+        at, query = request.match_info, request.query
+        node, body = at["node"], {"job": at["job"]}
         try:
-            if not path:
-                return web.json_response((await self._ask(node, "kept", body))["files"])
-            body |= {"path": path, "from": int(of["from"]), "to": int(of["to"])}
-            return web.Response(body=(await self._ask(node, "part", body))["octets"])
+            if not at["segment"]:
+                found = await self._ask(node, "kept", body)
+                return web.json_response({name: found[name] for name in ("store", "segments")})
+            span = {name: int(query[name]) for name in ("from", "to")}
+            asked = {**body, "segment": int(at["segment"].removeprefix("/")), **span}
+            return web.Response(body=(await self._ask(node, "part", asked))["octets"])
         except (ConfigError, DeviceError) as error:
             raise _refused(web.HTTPNotFound, str(error)) from None
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             raise _refused(web.HTTPBadRequest, "allowed: ?from=<byte>&to=<byte>") from None
 
     async def _opened(self, request: web.Request) -> web.WebSocketResponse:

@@ -162,7 +162,7 @@ def make_app(runs: Path, token: str, hosts: frozenset[str]) -> web.Application:
     app.router.add_get("/nodes/{node}/{name}/cameras/{camera}", picture_there)
     app.router.add_get("/arms/{name}/scene/{path:.*}", scene)
     app.router.add_get("/nodes/{node}/{name}/scene/{path:.*}", scenes.answer_there)
-    app.router.add_get("/kept/{node}/{job}{path:(?:/.+)?}", hub.kept)
+    app.router.add_get("/kept/{node}/{job}{segment:(?:/[0-9]+)?}", hub.kept)
     app.router.add_post("/arms/{name}/stop", stop)
     app.router.add_post("/devices/{name}/clear", clear)
     app.router.add_post("/nodes/{node}/{name}/{what:stop|clear}", order)

@@ -197,9 +197,8 @@ def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, Po
         image_size=getattr(own, "picture", EnvConfig().image_size),
         instruction=OWN_WORDS if meta.tasks else "" if words == meta.instruction else meta.instruction,
     )
-    own = meta.task in table("task")
-    hz = meta.control_hz if own and meta.control_hz != env.rate_hz else None
-    return policy, meta, replace(env, common_actions=_takes_common_actions(meta, env), control_hz=hz)
+    env = _at_rate(env, meta.control_hz)
+    return policy, meta, replace(env, common_actions=_takes_common_actions(meta, env))
 
 
 def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvConfig]:
@@ -217,13 +216,24 @@ def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvC
         robot = shown.robot if len(meta.robots) == 1 else None
         return {task: replace(shown, task=task, robot=robot) for task in meta.tasks}
     if len(meta.robots) > 1:
-        return {
-            robot: replace(
-                shown, robot=robot, control_hz=meta.rate_of(robot) if meta.rates else shown.control_hz
-            )
-            for robot in meta.robots
-        }
+        return {robot: _at_rate(replace(shown, robot=robot), meta.rate_of(robot)) for robot in meta.robots}
     return {"": shown}
+
+
+def env_of_robot(given: str, meta: PolicyMeta, shown: EnvConfig, robot: str) -> EnvConfig:
+    """Returns the env of a policy's source that has a robot, or the first's with that robot."""
+    for env in sources_of(given, meta, shown).values():
+        if (env.robot or resolve("task", env.task).default_robot) == robot:
+            return env
+    return replace(shown, robot=robot)
+
+
+def _at_rate(env: EnvConfig, hz: float) -> EnvConfig:
+    """Returns the env at a control rate; one of others' tasks is as it is."""
+    if env.task not in table("task"):
+        return env
+    usual = replace(env, control_hz=None)
+    return usual if usual.rate_hz == hz else replace(env, control_hz=hz)
 
 
 def _run_of(policy: Path) -> RunConfig | None:
@@ -270,7 +280,7 @@ def open_theirs(given: GivenFolder, dataset: Path | None) -> tuple[SavedPolicy, 
         )
     size = sizes.pop() if sizes else EnvConfig().image_size
     env = EnvConfig(task=meta.task, robot=meta.robot, state=meta.state_names, environment_state=apart)
-    shown = replace(env, cameras=tuple(given.cameras), image_size=size)
+    shown = _at_rate(replace(env, cameras=tuple(given.cameras), image_size=size), meta.control_hz)
     return open_given(given, instruction=meta.instruction), meta, shown
 
 

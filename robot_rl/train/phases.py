@@ -172,6 +172,11 @@ def _look_at_envs(config: RunConfig) -> None:
                 given_base(config, env)
             if is_finetuned:
                 check_finetuned(config, env)
+    for name, source in config.acting.items():
+        if source.world is not None:
+            hz, own = config.scenes[config.scene_of(name)].rate_hz, metas[name].control_hz
+            allowed = f"a model at {hz:g} Hz, as its scene; this one is at {own:g}: env.control_hz={own:g}"
+            require(own == hz, f"sources.{name}.world", source.world, allowed)
     # What a scene hides differs from task to task; cloning pads what it lacks.
     hidden = (PRIVILEGED,) if isinstance(config.method, DaggerSettings) else ()
     check_spaces(metas, features, but=hidden)
@@ -517,6 +522,8 @@ def absolute(config: RunConfig) -> RunConfig:
         station=named(config.station),
         env=replace(
             env,
+            id=absolute(env.id) if env.kind == "world" else env.id,
+            expert=absolute(env.expert) if env.kind == "sim" else env.expert,
             robot=named(env.robot),
             robots=tuple(map(listed, env.robots)),
             resets=replace(env.resets, bank=absolute(env.resets.bank)),

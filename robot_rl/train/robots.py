@@ -78,7 +78,7 @@ class SourceConfig:
 
 
 def check_sources(
-    sources: Mapping[str, SourceConfig], task: str, cameras: Collection[str] = (), *, is_apart: bool
+    sources: Mapping[str, SourceConfig], task: str, cameras: Collection[str], *, is_apart: bool
 ) -> None:
     """Refuses wrong names, robots, numbers and shares.
 
@@ -139,6 +139,10 @@ def _check_kind(source: SourceConfig, at: str) -> None:
     if source.is_arm:
         require(source.world is None, f"{at}.world", source.world, "none with an arm or a person")
         require(source.num_envs in (None, 1), f"{at}.num_envs", source.num_envs, "1 with an arm or a person")
+    if source.world is not None:
+        for key in ("cameras", "control_hz"):
+            given = getattr(source, key)
+            require(given is None, f"{at}.{key}", given, "none with a world model, which has its own")
     check_needs(source.station, source.needs, f"{at}.")
     allowed = "false with a station, which keeps its own time"
     require(source.station is None or not source.real_time, f"{at}.real_time", source.real_time, allowed)

@@ -65,6 +65,13 @@ def test_a_rate_changes_how_long_a_control_step_is_and_nothing_of_an_episode(
     assert float(env.backend.bind("time")[0]) - before_s == pytest.approx(4 / hz)
 
 
+def test_a_goal_is_held_for_as_long_at_any_rate() -> None:
+    """A quarter of a second is 5 control steps at 20 Hz, and 3 at 10 Hz: never less."""
+    for hz, steps in ((20.0, 5), (10.0, 3), (2.0, 1)):
+        env = SimVectorEnv(EnvConfig(task="bimanual_reach", num_threads=1, control_hz=hz), 1)
+        assert env._hold_steps == steps
+
+
 @pytest.mark.parametrize("hz", [10.0, 40.0])
 def test_an_action_is_a_lead_of_the_servos_at_any_rate(hz: float) -> None:
     """A servo that closes 10 of the lead in a second has closed 1 - exp(-10 / hz) of it in a control step."""

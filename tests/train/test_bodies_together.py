@@ -12,7 +12,7 @@ from robot_rl.cli.main import main
 from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.data.store.reader import open_source
-from robot_rl.train.collect import _robots_of, open_policy
+from robot_rl.train.collect import _robots_of, env_of_robot, open_policy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.phases import run
 from tests.runs import SMALL, folder_of
@@ -122,9 +122,11 @@ def test_robots_with_cameras_and_rates_of_their_own_learn_one_policy(
         episode = kept[name].read(0)
         assert np.any(episode.obs["wrist.rgb"][0]) == sees
         assert np.any(episode.obs["front.rgb"][0])
-    _, meta, _ = open_policy(str(folder))
+    _, meta, env = open_policy(str(folder))
     assert (meta.robots, meta.rates) == (("panda", "gantry"), (20.0, 10.0))
     assert [meta.rate_of(robot) for robot in ("panda", "gantry")] == [20.0, 10.0]
+    shown = [env_of_robot(str(folder), meta, env, robot) for robot in ("panda", "gantry")]
+    assert [(each.rate_hz, each.missing_cameras) for each in shown] == [(20.0, ()), (10.0, ("wrist",))]
     assert main(["evaluate", f"run={folder}"]) == 0
     assert sum("the same as in training" in line for line in capsys.readouterr().out.splitlines()) >= 2
     shutil.copytree(folder / "policy/base", tmp_path / "alone" / "policy")

@@ -109,6 +109,10 @@ def test_settings_that_do_not_go_with_several_robots(changes: dict[str, Any], me
         ({"share": None}, "sources: got the shares {'panda': 0.75}, allowed: one for each of panda, gantry"),
         ({"step": 5}, "sources.gantry.step: no such key."),
         ({"cameras": ["front"]}, "sources.gantry.cameras: got ('front',), allowed: names of env.cameras, []"),
+        (
+            {"world": "here", "control_hz": 10.0},
+            "sources.gantry.control_hz: got 10.0, allowed: none with a world",
+        ),
         ({"control_hz": 0.0}, "sources.gantry.control_hz: got 0.0, allowed: above 0"),
     ],
 )

@@ -223,7 +223,7 @@ def _at_node(session: Session, start: Start, name: str, holder: str, reads: Coll
         stays = order(reads, start.eval_envs[config.scene_of(name)] if config.replay.record else None)
     return NodeSource(
         NodeJob(
-            name=job_of(session.folder, name),
+            name=job_of(config, session.folder, name),
             source=name,
             holder=f"{holder}, of {socket.gethostname()}",
             config=dump(settings_there(config).used()),

@@ -21,6 +21,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from robot_rl.config import read
 from robot_rl.core.errors import RobotRLError
 from robot_rl.core.lock import HeldError, ProcessLock
@@ -89,6 +91,7 @@ def _act(folder: Path, job: dict[str, Any], is_over: Callable[[], bool], say: Ca
     with ExitStack() as stack:
         stays = None
         if job["stays"] is not None:
+            torch.set_num_threads(1)  # the arm's other processes need the processors
             device = f"arm of {socket.gethostname()}"
             stays = stack.enter_context(closing(staying(config, folder, job["stays"], device)))
         source = booked(config, folder, job["name"], holder=job["holder"], say=lambda text: say(says=text))

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.core.errors import ConfigError
 from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.replay import Keep
 from robot_rl.data.store.layout import Layout
 from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
+from robot_rl.rollout.fetch import fetch, kept_folder
 from robot_rl.rollout.hub_connection import machines
-from robot_rl.rollout.kept import fetch, kept_folder
 from robot_rl.rollout.on_node import job_name
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.method import Module, method_of
@@ -31,9 +31,9 @@ from robot_rl.train.record import identity_of, load_config_here
 from robot_rl.train.recording import Recorder, recorded_of
 
 
-def job_of(folder: Path, name: str) -> str:
-    """Returns the name of the job that acts for a source of a run on another machine."""
-    return job_name(identity_of(folder), name, folder.name)
+def job_of(config: RunConfig, folder: Path, name: str) -> str:
+    """Returns the name of the job that acts for a source of a run on another machine, in all its lives."""
+    return job_name(identity_of(folder), name, config.recipe)
 
 
 def encoder(policy: Module, reads: Collection[str], device: str) -> Keep:
@@ -113,38 +113,37 @@ def staying(config: RunConfig, job: Path, order: Mapping[str, Any], device: str)
     return Staying(keep, recorder)
 
 
-def bring(run: Path, on_bytes: Callable[[int, int], None] = lambda *_: None) -> dict[Path, int]:
-    """Copies what arms of other machines recorded for a run into its `experience/`, as it is now.
+def bring(
+    run: Path, on_bytes: Callable[[int, int], None] = lambda *_: None
+) -> tuple[dict[Path, int], list[str]]:
+    """Copies what arms of other machines have recorded for a run into its `experience/`.
 
     Args:
         run: its folder; the run may go on meanwhile.
         on_bytes: gets the bytes of one recording that are here, and all of its bytes.
 
     Returns:
-        The folder of each copy, and the bytes that were sent for it.
+        The folder of each copy with the bytes that were sent for it, and the sources of which no machine that
+        is connected has a recording.
 
     Raises:
-        ConfigError: no pictures of this run stayed elsewhere.
-        DeviceError: the hub cannot be reached, or no machine that is connected has such a recording.
+        ConfigError: nothing of this run was recorded elsewhere.
+        DeviceError: the hub cannot be reached.
+        DatasetError: a copy is being written to, or was sealed.
     """
+    run = run.resolve()
     config, _ = load_config_here(run, at="replay fetch")
     names = [name for name in config.acting if config.keeps_pictures_there(name) and config.replay.record]
     if not names:
-        raise ConfigError(
-            f"replay fetch: {run} recorded nothing elsewhere. What it recorded is in its experience/."
-        )
-    there, copies = machines(config.hub), dict[Path, int]()
+        raise ConfigError(f"replay fetch: {run} recorded nothing on other machines.")
+    there, copies, lacking = machines(config.hub), dict[Path, int](), list[str]()
     for name in names:
-        job = job_of(run, name)
-        nodes = [node["name"] for node in there if job in node.get("kept", ())]
+        job = job_of(config, run, name)
+        nodes = [str(node["name"]) for node in there if job in node.get("kept", ())]
         for node in nodes:
-            part = name if len(nodes) == 1 else f"{name}-{node}".strip("-")
-            out = run / "experience" / part
-            copies[out] = fetch(config.hub, node, job, out, on_bytes)
-    if not copies:
-        connected = ", ".join(node["name"] for node in there) or "none"
-        raise DeviceError(
-            f"replay fetch: no machine has a recording of {run}. Connected: {connected}. An agent deletes "
-            "recordings that are older than its keep_days; a copy of a run's folder counts as another run."
-        )
-    return copies
+            out = run / "experience" / f"{name}-{node}".strip("-")
+            folder, sent = fetch(config.hub, node, job, out, on_bytes)
+            copies[folder] = sent
+        if not nodes:
+            lacking.append(name or "its arm")
+    return copies, lacking
