@@ -1,7 +1,7 @@
 """Copies what a job recorded on the machine of its arm, through the hub, and goes on with an older copy.
 
 Segments of a journal only grow, so a copy lacks their ends and whole segments, and nothing else. What was cut
-off goes on at the byte where it was, and nothing that is here is replaced or deleted.
+off goes on at the byte where it was, and no step that is here is replaced or deleted.
 """
 
 from __future__ import annotations
@@ -94,9 +94,12 @@ class _Fetch:
         return folder, self._sent
 
     async def _copy(self, number: int, size: int, copy: Path) -> None:
-        """Adds what a segment lacks."""
+        """Adds what a segment lacks, and cuts off what a crash there left unfinished."""
         with copy.open("ab") as into:
-            self._note(min(into.tell(), size))
+            if into.tell() > size:
+                into.truncate(size)
+                into.seek(size)
+            self._note(into.tell())
             while into.tell() < size:
                 octets = await self._part(number, into.tell(), size)
                 into.write(octets)
@@ -135,9 +138,11 @@ def _folder_of(out: Path, first: int, begin: bytes) -> Path:
                 f"{folder}: was sealed, and a copy goes on only as it came. Move it to another folder first."
             )
         path = segment_path(folder / "journal", first)
-        mine = path.read_bytes()[: len(begin)] if path.is_file() else b""
-        if mine and begin.startswith(mine):
-            break
+        if path.is_file():
+            with path.open("rb") as segment:
+                mine = segment.read(len(begin))
+            if mine and begin.startswith(mine):
+                break
         number += 1
         folder = out.with_name(f"{out.name}-{number}")
     return folder

@@ -214,9 +214,7 @@ class RunConfig(LineConfig):
         if self.hub.pictures == "stay":
             is_frozen = isinstance(self.method, ResidualSettings | LatentSettings)
             fits = is_frozen and bool(self.env.cameras) and not self.replay.reuse
-            allowed = (
-                "send without cameras, with replay.reuse, and where encoders learn: not residual, latent"
-            )
+            allowed = "send without env.cameras, with replay.reuse, and with methods that are not residual or latent"
             require(fits, "hub.pictures", "stay", allowed)
         self.check_line()
         require(self.restarts >= 0, "restarts", self.restarts, "0 or more")

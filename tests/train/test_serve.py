@@ -312,6 +312,18 @@ def test_a_policy_for_several_robots_is_served_to_each(serve: Callable[..., Serv
         open_remote(config, expect=replace(META, robot="viperx"))
 
 
+def test_a_policy_for_robots_at_other_rates_is_served_to_each_at_its_own(
+    serve: Callable[..., Served],
+) -> None:
+    rates = (META.control_hz, 10.0)
+    config = serve(flow(), meta=replace(META, robots=(META.robot, "gantry"), rates=rates)).config
+    policy, meta = open_remote(config, expect=replace(META, robot="gantry", control_hz=10.0))
+    with closing(policy):
+        assert meta.rates == rates
+    with pytest.raises(CheckpointError, match=r"made for control_hz = 10\.0, this arm has"):
+        open_remote(config, expect=replace(META, robot="gantry"))
+
+
 def test_a_full_house(serve: Callable[[Any], Served], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("robot_rl.train.serve.MAX_CLIENTS", 1)
     server = serve(flow())
