@@ -214,7 +214,7 @@ class RunConfig(LineConfig):
         if self.hub.pictures == "stay":
             is_frozen = isinstance(self.method, ResidualSettings | LatentSettings)
             fits = is_frozen and bool(self.env.cameras) and not self.replay.reuse
-            allowed = "send without env.cameras, with replay.reuse, and with methods that are not residual or latent"
+            allowed = "send, but with env.cameras, method=residual or latent, and no replay.reuse"
             require(fits, "hub.pictures", "stay", allowed)
         self.check_line()
         require(self.restarts >= 0, "restarts", self.restarts, "0 or more")

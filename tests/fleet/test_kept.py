@@ -235,7 +235,7 @@ def test_old_recordings_are_deleted_unless_they_are_written_to(
     ],
 )
 def test_pictures_stay_only_where_an_encoder_does(hub: Served, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"hub\.pictures: got 'stay', allowed: send without env"):
+    with pytest.raises(ConfigError, match=r"hub\.pictures: got 'stay', allowed: send, but with env"):
         run_of(hub, **changes, hub={**hub.config, "pictures": "stay"})
 
 
