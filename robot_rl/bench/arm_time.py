@@ -34,15 +34,20 @@ from robot_rl.train.improve.method import Start, method_of, settings_of
 from robot_rl.train.loop import train
 from robot_rl.train.session import Session
 
-STATION, HZ = "sim_in_process", 20.0
-EPISODE = 100
-"""Control steps of an episode that does not succeed."""
+STATION = "sim_in_process"
+EPISODE_S = 5.0
+"""Of an episode that does not succeed."""
 EXPLORE = 100
 """Control steps before the first update."""
 
 
 def run(
-    *, utd: tuple[float, ...] = (2.0, 8.0), steps: int = 1000, batch: int = 256, rounds: int = 2
+    *,
+    utd: tuple[float, ...] = (2.0, 8.0),
+    steps: int = 1000,
+    batch: int = 256,
+    rounds: int = 2,
+    hz: float = 20.0,
 ) -> dict[str, Any]:
     """Learns `pick_cube` on the arm by residual RL; returns rows.
 
@@ -51,6 +56,7 @@ def run(
         steps: control steps of each run.
         batch: rows of an update.
         rounds: turns of each kind of arm.
+        hz: control steps in a second.
     """
     require(min(utd) > 0, "bench arm_time: utd", list(utd), "above 0")
     require(steps >= 200, "bench arm_time: steps", steps, "200 or more")
@@ -61,6 +67,7 @@ def run(
         "human.input=none",
         "real_time=false",
         f"station={STATION}",
+        f"env.control_hz={hz}",
         f"method.env_steps={steps}",
         f"method.batch={batch}",
         f"method.explore_steps={EXPLORE}",
@@ -121,6 +128,6 @@ def _timed(config: RunConfig, folder: Path, waits: bool) -> dict[str, float]:
         owed = (config.method.env_steps - EXPLORE) * settings_of(config, OffPolicySettings).utd
     return {
         "updates made": made / owed,
-        "s for an episode": wall_s * EPISODE / config.method.env_steps,
-        "arm's time used": config.method.env_steps / HZ / wall_s,
+        "s for an episode": wall_s * EPISODE_S * config.env.rate_hz / config.method.env_steps,
+        "arm's time used": config.method.env_steps / config.env.rate_hz / wall_s,
     }
