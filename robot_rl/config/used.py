@@ -11,6 +11,8 @@ FOREIGN_ENV = ("kind", "id", "settings", "expert", "num_threads")
 """What is read of `env` where it is no task of ours."""
 OTHER_PYTHON = ("python", "workers", "timeout_s")
 """What is read of `env` where it is in other processes, in addition."""
+OF_FEW = ("formula", "control_hz", "missing_cameras")
+"""What of `env` is read where it is given alone."""
 OF_CURRICULUM = ("assist_n", "scale", "step", "window", "widen_above", "narrow_below")
 """What is read of `env.domain` with a curriculum alone."""
 OF_BANK = ("mix", "rows", "retry", "evaluate")
@@ -37,9 +39,9 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Left out are the sections of a person, a cluster or a hub that is not there, what is for arms or other
     processes, of a base that is made in another way, and of a filter or a dataset that is not used, the
-    number of envs where each source has its own, a formula and what belongs to a curriculum or a start bank
-    that is not there, and what says something of our tasks where the env is another. Settings of anything
-    else are returned as they are.
+    number of envs where each source has its own, a formula, a control rate and missing cameras that are not
+    given, what belongs to a curriculum or a start bank that is not there, and what says something of our
+    tasks where the env is another. Settings of anything else are returned as they are.
     """
     found = renewed(settings)
     if not isinstance(found.get("method"), Mapping):
@@ -71,7 +73,7 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
         kind = env.get("kind", "sim")
         read = {*env} - {"expert"} if kind == "sim" else {*FOREIGN_ENV}
         read -= {*OTHER_PYTHON}
-        read -= {*(() if env.get("formula") else ("formula",))}
+        read -= {name for name in OF_FEW if not env.get(name)}
         read |= {*(OTHER_PYTHON if kind == "process" else ())}
         if not _part(env, "domain").get("curriculum"):
             env = _without(env, "domain", OF_CURRICULUM)

@@ -201,18 +201,18 @@ STATE = {"state": Feature("float32", (2,))}
         (
             {"state_names": ("tool.x", "b.x")},
             STATE,
-            r"lacks go\.x\. Show what all of them have: env\.state=\[tool\]",
+            r"lacks go\.x\. Show what all of them have: env\.state=tool\.",
         ),
         ({}, {"state": Feature("float32", (3,))}, r"it observes .*\(3,\).*, not .*\(2,\)"),
         (
             {"action_names": ("dx", "dy"), "robot": "b"},
             STATE,
-            r"has dy\. List all robots: env\.robots=\[a,b\]\.$",
+            r"has dy\. List all robots: env\.robots=a,b\.$",
         ),
         (
             {"state_names": ("b.x",), "robot": "b", "task": "push"},
             STATE,
-            r"go\.x\. List all robots: env\.robots=\[reach:a,push:b\]\.$",
+            r"go\.x\. List all robots: env\.robots=reach:a,push:b\.$",
         ),
     ],
 )
