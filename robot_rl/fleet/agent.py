@@ -221,8 +221,8 @@ class Agent:
         self._changing = defaultdict[str, asyncio.Lock](asyncio.Lock)
         """One change of a job at a time, in the order of messages: an arm may take long to come to rest."""
         self._tasks = set[asyncio.Task[None]]()
-        self._shown = ShownArms(self._state, self._show_arm)
-        self._kept = Kept(self._send_kept)
+        self._shown = ShownArms(self._state, self._send_paced)
+        self._kept = Kept(self._send_paced)
 
     async def run(self) -> None:
         """Serves until it is cancelled; then all jobs bring their arms to rest.
@@ -337,15 +337,10 @@ class Agent:
         """Sends a message; what does not arrive of a job is sent again."""
         return self._hub is not None and await self._hub.send(job, kind, body)
 
-    async def _show_arm(self, kind: str, body: Any) -> bool:
-        """Sends something of what the page is shown of an arm."""
-        if kind == "octets":
+    async def _send_paced(self, kind: str, body: Any) -> bool:
+        """Sends something of a scene or of a recording; its bytes, when the line allows them."""
+        if "octets" in body:
             await self._pace.wait(len(body["octets"]))
-        return await self._send("", kind, body)
-
-    async def _send_kept(self, kind: str, body: Any) -> bool:
-        """Sends something of a recording that a run fetches."""
-        await self._pace.wait(len(body.get("octets", b"")))
         return await self._send("", kind, body)
 
     def _take(self, name: str, kind: str, body: Any) -> None:

@@ -20,7 +20,7 @@ from robot_rl.data.store.layout import STORE_JSON
 from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.sealed import read_info
 from robot_rl.rollout.hub_config import HubConfig
-from robot_rl.rollout.hub_connection import ASK_S, opened, reached, refusal
+from robot_rl.rollout.hub_connection import get, opened
 from robot_rl.sched.lease_file import default_path
 
 if TYPE_CHECKING:
@@ -118,11 +118,7 @@ class _Fetch:
         self._on_bytes(self._here, self._total)
 
     async def _ask(self, at: str, query: dict[str, str] | None = None) -> bytes:
-        with reached(self._hub):
-            async with asyncio.timeout(ASK_S), self._session.get(at, params=query) as answer:
-                if answer.status != 200:
-                    raise refusal(self._hub, answer.status, answer.headers)
-                return await answer.read()
+        return await get(self._hub, self._session, at, query)
 
 
 def _folder_of(out: Path, first: int, begin: bytes) -> Path:
@@ -132,17 +128,22 @@ def _folder_of(out: Path, first: int, begin: bytes) -> Path:
         DatasetError: the copy was sealed.
     """
     folder, number = out, 1
-    while segment_numbers(folder / "journal") or read_info(folder) is not None:
+    while True:
         if read_info(folder) is not None:
             raise DatasetError(
                 f"{folder}: was sealed, and a copy goes on only as it came. Move it to another folder first."
             )
-        path = segment_path(folder / "journal", first)
-        if path.is_file():
-            with path.open("rb") as segment:
-                mine = segment.read(len(begin))
-            if mine and begin.startswith(mine):
-                break
+        journal = folder / "journal"
+        if not segment_numbers(journal) or _is_of(segment_path(journal, first), begin):
+            return folder
         number += 1
         folder = out.with_name(f"{out.name}-{number}")
-    return folder
+
+
+def _is_of(segment: Path, begin: bytes) -> bool:
+    """Returns whether a file is a copy, or the beginning of one, of a segment that begins so."""
+    if not segment.is_file():
+        return False
+    with segment.open("rb") as file:
+        mine = file.read(len(begin))
+    return bool(mine) and begin.startswith(mine)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
 import ssl
 import time
@@ -39,7 +40,7 @@ BACK_OFF_S = (0.5, 10.0)
 _PART_BYTES = 1 << 17
 _MOST_BYTES = 1 << 30
 """Of a message: the weights of a large policy."""
-ASK_S = 10.0
+_ASK_S = 10.0
 _REFUSALS = (401, 403, 426)
 """Statuses of a wrong token, a host that is not the hub's, another version: another attempt ends the same."""
 
@@ -131,13 +132,13 @@ async def connected(hub: HubConfig, path: str, query: Mapping[str, str]) -> Asyn
     import aiohttp
 
     async with opened(hub) as session:
-        with reached(hub):
+        with _reached(hub):
             try:
-                async with asyncio.timeout(ASK_S):
+                async with asyncio.timeout(_ASK_S):
                     how: Any = {"params": query, "heartbeat": HEARTBEAT_S, "max_msg_size": 2 * _PART_BYTES}
                     socket = await session.ws_connect(f"/{path}", **how)
             except aiohttp.WSServerHandshakeError as error:
-                raise refusal(hub, error.status, error.headers) from None
+                raise _refusal(hub, error.status, error.headers) from None
         async with socket:
             yield Connection(socket)
 
@@ -157,16 +158,23 @@ def fleet_state(hub: HubConfig) -> dict[str, Any]:
 
     async def ask() -> dict[str, Any]:
         async with opened(hub) as session:
-            with reached(hub):
-                async with asyncio.timeout(ASK_S), session.get("/state") as answer:
-                    if answer.status != 200:
-                        raise refusal(hub, answer.status, answer.headers)
-                    return await answer.json()
+            return json.loads(await get(hub, session, "/state"))
 
     return asyncio.run(ask())
 
 
-def refusal(hub: HubConfig, status: int, headers: Mapping[str, str] | None) -> Exception:
+async def get(
+    hub: HubConfig, session: ClientSession, path: str, query: Mapping[str, str] | None = None
+) -> bytes:
+    """Returns what the hub answers to a question; errors as of `fleet_state`."""
+    with _reached(hub):
+        async with asyncio.timeout(_ASK_S), session.get(path, params=query) as answer:
+            if answer.status != 200:
+                raise _refusal(hub, answer.status, answer.headers)
+            return await answer.read()
+
+
+def _refusal(hub: HubConfig, status: int, headers: Mapping[str, str] | None) -> Exception:
     """Returns the error for an answer of the hub, or of what stands before it."""
     why = f"hub {hub.address}: {(headers or {}).get(REASON, f'it answers with status {status}')}"
     if status in _REFUSALS:
@@ -175,7 +183,7 @@ def refusal(hub: HubConfig, status: int, headers: Mapping[str, str] | None) -> E
 
 
 @contextmanager
-def reached(hub: HubConfig) -> Generator[None]:
+def _reached(hub: HubConfig) -> Generator[None]:
     """Turns the errors of a connection that cannot be made into ours."""
     import aiohttp
 
