@@ -110,7 +110,9 @@ def layouts_of(config: EnvConfig) -> tuple[Layout, Layout]:
     if mine not in pairs:
         given = ",".join(config.robots)
         raise ConfigError(f"env.robots: got [{given}], allowed: a list with {mine[1]}, the robot of this env")
-    bodies = [_body(*pair, config.common_actions, _written_ns(pair[1])) for pair in pairs]
+    bodies = [
+        _body(*pair, config.common_actions, config.gripper_steps, _written_ns(pair[1])) for pair in pairs
+    ]
     known = dict[str, str]()
     for body, (_, robot) in zip(bodies, pairs, strict=True):
         is_same = known.setdefault(body.robot.name, robot) == robot
@@ -156,7 +158,7 @@ def _written_ns(robot: str) -> int:
 
 
 @cache
-def _body(task_name: str, robot_name: str, common: bool, written_ns: int) -> _Body:
+def _body(task_name: str, robot_name: str, common: bool, gripper_steps: bool, written_ns: int) -> _Body:
     """Returns the elements of a robot in a task; `written_ns`: so that an edited file is read again."""
     task, robot = resolve("task", task_name)(), load_robot(robot_name)
     config, quantities = EnvConfig(task=task_name, num_threads=1), state_quantities(task, robot)
@@ -167,7 +169,9 @@ def _body(task_name: str, robot_name: str, common: bool, written_ns: int) -> _Bo
         Element(name, f"{robot.name}.{name}" if name in rest else name, rest.get(name, 0.0))
         for name in backend.view.elements(quantities)[1]
     ]
-    names = action_names(control_of(task, robot, common=common, at="env.robots: "), robot)
+    names = action_names(
+        control_of(task, robot, common=common, gripper_steps=gripper_steps, at="env.robots: "), robot
+    )
     action = [
         Element(name, f"{robot.name}.{name}" if name.endswith(".delta") else name, 0.0) for name in names
     ]

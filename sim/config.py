@@ -143,6 +143,9 @@ class EnvConfig:
     common_actions: bool = False
     """Actions move the tool, turn it about z and work the gripper, where there is one, in every task: one
     policy can then do tasks that differ in what they need of these."""
+    gripper_steps: bool = False
+    """Actions change the commands of grippers, by up to a stroke per second, and do not give them: a hand
+    that holds a thing goes on holding it at action 0. See docs/tasks.md."""
     randomize: bool = False
     """Apply the task's randomisation terms at every reset."""
     domain: DomainConfig = field(default_factory=DomainConfig)

@@ -4,8 +4,9 @@ An action has, in this order: a step for each joint that is in no arm, for each 
 the command of each end effector. With `kind=joint_delta` every joint has a step of its own.
 B envs, n arm joints, k joints of one arm, E end effectors, A action dim.
 
-The target is the measured position plus a step, so the
-controller has no state: the state row of a simulation alone determines its future.
+The target is the measured position plus a step, and with `gripper=step` the command of an end effector is
+the last one, which a state row has, plus a step. So the controller has no state: the state row of a
+simulation alone determines its future.
 The servo closes part of the step (kp / kd = 10 per second for the Panda), like an impedance
 controller with its set-point on a short lead.
 """
@@ -66,6 +67,8 @@ class Controller:
             ((each.high + each.low) / 2, (each.high - each.low) / 2) for each in robot.all_effectors
         ]
         self._first_effector = self._num_direct + len(arms) * size
+        self._stroke = 2.0 * control.gripper_strokes_s / control.hz
+        """Full-scale step of a gripper's command in a control step, in halves of its range."""
         self._damping = backend.asarray(_DAMPING**2 * np.eye(6))
         self._axis, self._anchor = backend.bind("xaxis"), backend.bind("xanchor")
         self._site_pos, self._site_mat = backend.bind("site_xpos"), backend.bind("site_xmat")
@@ -96,21 +99,35 @@ class Controller:
             )
         return position + step
 
-    def effectors(self, action: Array) -> Array:
-        """Returns the commands of the end effectors (B, E), float64: the last actions, -1 low, +1 high."""
-        xp = namespace(action)
+    def effectors(self, action: Array, last: Array | None = None) -> Array:
+        """Returns the commands of the end effectors (B, E), float64: for the last actions, -1 low, +1 high.
+
+        Args: last: (B, E), the commands before, from which `gripper=step` goes on.
+        """
+        xp, mode = namespace(action), self.control.gripper
         shape, first = (len(action), len(self._effectors)), self._first_effector
         commands = xp.empty(shape, dtype=xp.float64, device=action.device)
         for number, (middle, half) in enumerate(self._effectors):
-            is_shut = self.control.gripper == "shut"
-            commands[:, number] = middle - half if is_shut else middle + half * action[:, first + number]
+            if mode == "shut":
+                commands[:, number] = middle - half
+            elif mode == "action":
+                commands[:, number] = middle + half * action[:, first + number]
+            else:
+                assert last is not None, "a step goes on from the last command"
+                changed = last[:, number] + self._stroke * half * action[:, first + number]
+                commands[:, number] = xp.clip(changed, middle - half, middle + half)
         return commands
 
-    def towards(self, target: Array, opening: Array) -> Array:
+    def is_shut(self, commands: Array) -> Array:
+        """Returns where all commands (B, E) of end effectors are those of a shut gripper, (B,) bool."""
+        shut = [abs(commands[:, i] - (mid - half)) < 1e-9 for i, (mid, half) in enumerate(self._effectors)]
+        return namespace(commands).stack(shut).all(axis=0)
+
+    def towards(self, target: Array, opening: Array, last: Array | None = None) -> Array:
         """Returns actions (B, A) that move the arm from where it is towards joint targets (B, n).
 
         The inverse of `targets`, to first order: for a person's leader arm, whose targets are near.
-        `opening` (B,) of every gripper is -1 closed to +1 open.
+        `opening` (B,) of every gripper is -1 closed to +1 open; `last` as for `effectors`.
         """
         control, step = self.control, target - self.joint_positions()
         parts = [step[:, : self._num_direct] / control.joint_rad]
@@ -120,6 +137,12 @@ class Controller:
             parts += [twist[:, :3] / control.linear_m, twist[:, turns] / control.angular_rad]
         if control.gripper == "action":
             parts += [opening[:, None]] * len(self._effectors)
+        elif control.gripper == "step":
+            assert last is not None, "a step goes on from the last command"
+            parts += [
+                ((middle + half * opening - last[:, number]) / (self._stroke * half))[:, None]
+                for number, (middle, half) in enumerate(self._effectors)
+            ]
         xp = namespace(step)
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
 
@@ -165,11 +188,12 @@ def action_names(control: Control, robot: RobotNames) -> tuple[str, ...]:
     arms = _arms_of(control, robot)
     direct = robot.arm_joints[: robot.num_arm_joints - sum(len(arm.joints) for arm in arms)]
     steps = [f"tool.{step}" for step in ("dx", "dy", "dz", *_TURNS[control.rotation])]
-    effectors = robot.all_effectors if control.gripper == "action" else ()
+    steps_of = ".step" if control.gripper == "step" else ""
+    effectors = robot.all_effectors if control.gripper != "shut" else ()
     return (
         *(f"{joint}.delta" for joint in direct),
         *(f"{arm.name}{step}" for arm in arms for step in steps),
-        *(each.name for each in effectors),
+        *(f"{each.name}{steps_of}" for each in effectors),
     )
 
 

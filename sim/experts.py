@@ -20,7 +20,8 @@ class Expert:
 
     The target is displaced by `bias_m` along world x, and by a Gaussian of standard deviation
     `noise_m` in x and y that is drawn again for every episode. `as_shown` makes of an
-    action of this robot one of the env's, which may be of several robots.
+    action of this robot one of the env's, which may be of several robots. With `gripper=step` a tool that
+    closes its gripper waits until the command says shut, of which `is_shut` tells (B,).
     """
 
     def __init__(
@@ -32,20 +33,25 @@ class Expert:
         bias_m: float,
         noise_m: float,
         noise_seed: int,
+        is_shut: Callable[[], Array],
         as_shown: Callable[[Array], Array] = lambda action: action,
     ) -> None:
         require_expert(type(task))
         self._task, self._control = task, control
         self._view, self._episode_seeds = view, episode_seeds
         self._bias_m, self._noise_m, self._noise_seed = bias_m, noise_m, noise_seed
-        self._as_shown = as_shown
+        self._is_shut, self._as_shown = is_shut, as_shown
         self.aim: Aim | None = None
         """The target of the last action."""
 
     def act(self) -> Array:
         """Returns actions (B, A) float32 in [-1, 1] for the task's end-effector control."""
         self.aim = self._task.expert(self._view, self._offset())
-        return self._as_shown(action_for(self.aim, self._control, self._view["tool.pos"]))
+        action = action_for(self.aim, self._control, self._view["tool.pos"])
+        if self._control.gripper == "step":
+            waits = self.aim.closed & ~self._is_shut()
+            action[waits, :-1] = 0.0
+        return self._as_shown(action)
 
     def _offset(self) -> Array:
         keys = self._episode_seeds()
@@ -62,7 +68,7 @@ def action_for(aim: Aim, control: Control, tool_m: Array) -> Array:
     turn = _GAIN * aim.yaw_rad[:, None] / control.angular_rad
     xp = namespace(step)
     grip = (
-        [1.0 - 2.0 * xp.asarray(aim.closed, dtype=step.dtype)[:, None]] if control.gripper == "action" else []
+        [1.0 - 2.0 * xp.asarray(aim.closed, dtype=step.dtype)[:, None]] if control.gripper != "shut" else []
     )
     turns = {"none": [], "yaw": [turn], "full": [xp.zeros_like(turn), xp.zeros_like(turn), turn]}
     action = xp.concat([step, *turns[control.rotation], *grip], axis=1)

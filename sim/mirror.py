@@ -56,6 +56,7 @@ class Mirror:
         """The camera of the model that shows the task best."""
         bind = self.env.backend.bind
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
+        self._gripper = bind("ctrl")[0, self.env.index.effector_ctrl]
         self._mocap_pos, self._mocap_quat = bind("mocap_pos")[0], bind("mocap_quat")[0]
         self._body_pos, self._axis = bind("xpos")[0], bind("xaxis")[0]
         self._sort_objects()
@@ -132,6 +133,10 @@ class Mirror:
             self._qpos[thing.qpos] = axis @ (objects[name][:3] - self._body_pos[thing.body])
             self._qvel[thing.dof] = axis @ np.broadcast_to(moving.get(name, 0.0), 3)
 
+    def commanded(self, gripper: float) -> None:
+        """Notes the last command of the gripper, from which actions that change it go on."""
+        self._gripper[:] = gripper
+
     def targets(self, actions: Array, *, servo_s: float = math.inf) -> tuple[Array, Array]:
         """Returns joint targets (T, n) and gripper commands (T,) of actions (T, A) from now on.
 
@@ -141,11 +146,14 @@ class Mirror:
         controller, actions = self.env.controller, self.env.own_actions(actions)
         share = -math.expm1(-1.0 / (self.env.control_hz * servo_s))
         position = controller.joint_positions()
-        targets = np.empty((len(actions), controller.num_joints))
+        targets, commands = np.empty((len(actions), controller.num_joints)), np.empty(len(actions))
+        last = self._gripper[None].copy()
         for step, action in enumerate(actions):
             targets[step] = controller.targets(action[None], position)[0]
+            last = controller.effectors(action[None], last)
+            commands[step] = last[0, 0]
             position = position + share * (targets[step] - position)
-        return targets, controller.effectors(actions)[:, 0]
+        return targets, commands
 
     def judge(self) -> tuple[bool, bool, float]:
         """Returns success, failure and reward of the measured state."""

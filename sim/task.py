@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import mujoco
 
 from robot_rl.core.arrays import Array, namespace
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.registry import resolve, table
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.backend import View
@@ -29,8 +29,11 @@ class Control:
     kind: Literal["ee_delta", "joint_delta"] = "ee_delta"
     rotation: Literal["none", "yaw", "full"] = "yaw"
     """Rotations in an end-effector action; the others are held at the home orientation."""
-    gripper: Literal["action", "shut"] = "action"
-    """`action`: end effectors are the last elements of the action. `shut`: grippers stay shut."""
+    gripper: Literal["action", "step", "shut"] = "action"
+    """`action`: the last elements of the action command the end effectors; `step`: they change the commands.
+    `shut`: grippers stay shut."""
+    gripper_strokes_s: float = 1.0
+    """Strokes per second by which a full-scale `step` changes the command of a gripper."""
     hz: float = 20.0
     linear_m: float = 0.05
     """Servo lead of a full-scale translation; in steady state about 0.5 m/s for the Panda."""
@@ -141,17 +144,21 @@ class Task:
         return cls.expert is not Task.expert
 
 
-def control_of(task: Task, robot: Robot, *, common: bool = False, at: str = "env.") -> Control:
+def control_of(
+    task: Task, robot: Robot, *, common: bool = False, gripper_steps: bool = False, at: str = "env."
+) -> Control:
     """Returns how the task's actions move this robot.
 
     Args:
         task: what is done.
         robot: what does it.
         common: the actions that all tasks share; see `EnvConfig.common_actions`.
+        gripper_steps: see `EnvConfig.gripper_steps`.
         at: begins the message.
 
     Raises:
-        ConfigError: the robot is of another kind than the task's, or lacks a gripper that the task needs.
+        ConfigError: the robot is of another kind than the task's, lacks a gripper that the task needs, or has
+            no grippers to which `gripper_steps` could apply.
     """
     if robot.kind != task.body:
         fit = [name for name in table("task") if resolve("task", name).body == robot.kind]
@@ -160,6 +167,11 @@ def control_of(task: Task, robot: Robot, *, common: bool = False, at: str = "env
             f"{task.default_robot}. Tasks for {robot.kind}: {', '.join(fit) or 'none'}."
         )
     control = replace(task.control, rotation="yaw", gripper="action") if common else task.control
+    if gripper_steps:
+        works = control.gripper != "shut" and bool(robot.all_arms) and bool(robot.all_effectors)
+        allowed = f"false: no action of {task.name} works a gripper of {robot.name}"
+        require(works, f"{at}gripper_steps", gripper_steps, allowed)
+        control = replace(control, gripper="step")
     if robot.all_effectors:
         return control
     if task.needs_gripper:

@@ -9,6 +9,7 @@ torch tensors; what a person looks at and what is saved (`picture`, `state_dict`
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,7 +71,9 @@ class SimVectorEnv(VectorEnv):
         check_variation(config.task, config.variation)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
-        control = control_of(self._task, self._robot, common=config.common_actions)
+        control = control_of(
+            self._task, self._robot, common=config.common_actions, gripper_steps=config.gripper_steps
+        )
         self._state = state_quantities(self._task, self._robot)
         scene, looks = scene_and_looks(self._task, self._robot, config.looks)
         variants = prepare_scene(scene, self._task, config.variation)
@@ -78,7 +81,7 @@ class SimVectorEnv(VectorEnv):
         self.backend: Backend = make_backend(config, scene, self._robot, quantities, num_envs, array=array)
         self.xp, self.device = self.backend.xp, self.backend.device
         self.index, self.view = self.backend.index, self.backend.view
-        self.controller = Controller(control, self._robot, self.backend)
+        self.controller = Controller(replace(control, hz=config.rate_hz), self._robot, self.backend)
         self._monitor = self._follow(config.formula)
         self._describe(autoreset)
         self._bind()
@@ -253,7 +256,8 @@ class SimVectorEnv(VectorEnv):
         target = self.controller.targets(own, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self.index.arm_dof], active)
         commanded[broken] = 0.0
-        effectors = self.controller.effectors(self.own_actions(commanded) if len(broken) else own)
+        own = self.own_actions(commanded) if len(broken) else own
+        effectors = self.controller.effectors(own, self._ctrl[:, self.index.effector_ctrl])
         if active is None and not len(broken):
             assign(self._ctrl, (slice(None), self.index.arm_ctrl), safe)
             assign(self._ctrl, (slice(None), self.index.effector_ctrl), effectors)
@@ -514,7 +518,8 @@ class SimVectorEnv(VectorEnv):
 
     def action_towards(self, target_rad: Array, opening: Array) -> Array:
         """Returns actions (B, A) towards joint targets (B, n); see `Controller.towards`."""
-        return self._as_shown(self.controller.towards(target_rad, opening))
+        last = self._ctrl[:, self.index.effector_ctrl]
+        return self._as_shown(self.controller.towards(target_rad, opening, last))
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
         """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`.
@@ -525,6 +530,7 @@ class SimVectorEnv(VectorEnv):
         control = self.controller.control
         return Expert(
             self._task, control, self.view, self.episode_seeds, bias_m, noise_m, noise_seed,
+            is_shut=lambda: self.controller.is_shut(self._ctrl[:, self.index.effector_ctrl]),
             as_shown=self._as_shown,
         )  # fmt: skip
 

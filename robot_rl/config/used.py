@@ -11,7 +11,7 @@ FOREIGN_ENV = ("kind", "id", "settings", "expert", "num_threads")
 """What is read of `env` where it is no task of ours."""
 OTHER_PYTHON = ("python", "workers", "timeout_s")
 """What is read of `env` where it is in other processes, in addition."""
-OF_FEW = ("formula", "control_hz", "missing_cameras")
+OF_FEW = ("formula", "control_hz", "missing_cameras", "gripper_steps")
 """What of `env` is read where it is given alone."""
 OF_CURRICULUM = ("assist_n", "scale", "step", "window", "widen_above", "narrow_below")
 """What is read of `env.domain` with a curriculum alone."""

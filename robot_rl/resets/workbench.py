@@ -85,7 +85,7 @@ class Workbench:
     @property
     def can_grip(self) -> bool:
         """Whether the task's actions open and shut a gripper."""
-        return self.control.gripper == "action" and bool(self.robot.gripper_actuator)
+        return self.control.gripper != "shut" and bool(self.robot.gripper_actuator)
 
     @property
     def hold(self) -> str:

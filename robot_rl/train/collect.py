@@ -7,7 +7,9 @@ it may be any policy, and what counts as good is a setting. B envs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import CheckpointError, DatasetError
+from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError
 from robot_rl.core.names import PRESENT
 from robot_rl.core.registry import resolve, table
 from robot_rl.core.seeding import train_seed
@@ -197,8 +199,7 @@ def open_policy(given: str, dataset: str | None = None) -> tuple[SavedPolicy, Po
         image_size=getattr(own, "picture", EnvConfig().image_size),
         instruction=OWN_WORDS if meta.tasks else "" if words == meta.instruction else meta.instruction,
     )
-    env = _at_rate(env, meta.control_hz)
-    return policy, meta, replace(env, common_actions=_takes_common_actions(meta, env))
+    return policy, meta, _with_actions_of(meta, _at_rate(env, meta.control_hz))
 
 
 def sources_of(given: str, meta: PolicyMeta, shown: EnvConfig) -> dict[str, EnvConfig]:
@@ -254,19 +255,24 @@ def _robots_of(meta: PolicyMeta, *, at: str) -> tuple[str, ...]:
     return robots
 
 
-def _takes_common_actions(meta: PolicyMeta, env: EnvConfig) -> bool:
-    """Returns whether a policy's actions are those that all tasks share, and not its task's own."""
+def _with_actions_of(meta: PolicyMeta, env: EnvConfig) -> EnvConfig:
+    """Returns the env whose actions are those of a policy, by their names; as it is if none is."""
     if meta.task not in table("task"):
-        return False  # of others
-    own, common = (_action_names(replace(env, common_actions=is_common)) for is_common in (False, True))
-    return meta.action_names == common != own
+        return env  # of others
+    for common, gripper_steps in itertools.product((False, True), repeat=2):
+        found = replace(env, common_actions=common, gripper_steps=gripper_steps)
+        with suppress(ConfigError):  # of a robot without grippers
+            if _action_names(found) == meta.action_names:
+                return found
+    return env
 
 
 def _action_names(env: EnvConfig) -> tuple[str, ...]:
     if env.robots:
         return layouts_of(env)[1].names
     task, robot = resolve("task", env.task)(), load_robot(env.robot or "")
-    return action_names(control_of(task, robot, common=env.common_actions), robot)
+    control = control_of(task, robot, common=env.common_actions, gripper_steps=env.gripper_steps)
+    return action_names(control, robot)
 
 
 def open_theirs(given: GivenFolder, dataset: Path | None) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:

@@ -10,11 +10,10 @@ B rows that plan, N candidates, H chunk length, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -30,9 +29,10 @@ from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.config import SearchConfig
+from robot_rl.worlds.env import begun_as
 
-_STATE = "search.state"
-"""Name of the observed state in an encoding."""
+_BEGUN = "search."
+"""Before the names of a reset's options in an encoding: where imagined episodes begin."""
 
 
 class SearchPolicy(PolicyAdapter):
@@ -48,17 +48,21 @@ class SearchPolicy(PolicyAdapter):
             n_exec: control steps that are executed of each chunk, imagined ones too.
 
         Raises:
-            ConfigError: the model has pictures, or the policy cannot be searched.
+            ConfigError: the policy cannot be searched.
         """
-        space = cast("gymnasium.spaces.Dict", world.single_observation_space)
-        shown = sorted(set(space) - {"state"})
-        require(not shown, "search.world", ", ".join(shown), "a model of the state alone")
         refuse_continuing(base, "search", "Search among the chunks of its base.")
         super().__init__(base)
-        self._world, self._config, self._n_exec = world, config, n_exec
+        self._world: Any = world
+        self._config, self._n_exec = config, n_exec
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        return cast("Encoded", {**super().encode(obs), _STATE: obs["state"]})
+        shown = _pictures({name: space.shape for name, space in self._world.single_observation_space.items()})
+        seen = _pictures({name: value.shape[1:] for name, value in obs.items()})
+        require(shown == seen, "search.world", f"a model of {shown}", f"one of what is observed, {seen}")
+        begun = begun_as(self._world.world, {name: value.cpu().numpy() for name, value in obs.items()})
+        device = obs["state"].device
+        options = {_BEGUN + name: torch.from_numpy(value).to(device) for name, value in begun.items()}
+        return cast("Encoded", {**super().encode(obs), **options})
 
     def sample(
         self,
@@ -70,23 +74,27 @@ class SearchPolicy(PolicyAdapter):
         generator: torch.Generator | None = None,
     ) -> ChunkSample:
         """Returns the best candidate of each row; the first is the base's own."""
-        states, number = encoded[_STATE], self._config.candidates
+        begun = {
+            name.removeprefix(_BEGUN): value for name, value in encoded.items() if name.startswith(_BEGUN)
+        }
+        states, number = begun["observed"], self._config.candidates
         rows = torch.arange(len(states), device=states.device)
         z = initial_noise(self, states, z, mode, generator)
         wide = rows_of(encoded, rows.repeat_interleave(number))
         found = self.policy.sample(wide, z=candidate_noise(z, number), mode=mode, generator=generator)
         chunks = found.actions.unflatten(0, (len(states), number))  # (B, N, H, A)
-        scores = self._imagined(states.cpu().numpy(), chunks.detach().cpu().numpy(), z)
+        scores = self._imagined(begun, chunks.detach().cpu().numpy(), z)
         best = torch.from_numpy(scores.argmax(axis=1)).to(rows.device)  # the first of equals
         return ChunkSample(chunks[rows, best])
 
     @torch.no_grad()
-    def _imagined(self, states: Array, chunks: Array, z: Tensor) -> Array:
-        """Returns the scores (B, N) of chunks (B, N, H, A) from states (B, S)."""
+    def _imagined(self, begun: Mapping[str, Tensor], chunks: Array, z: Tensor) -> Array:
+        """Returns the scores (B, N) of chunks (B, N, H, A); `begun` has a reset's options, (B, ...) each."""
         rows, number = chunks.shape[:2]
         env, device = self._world, z.device
         wide = np.resize(np.arange(rows * number), env.num_envs)  # rows beyond are repeated, and not read
-        env.reset(seed=0, options={"observed": np.repeat(states, number, axis=0)[wide]})
+        repeated = {name: value.cpu().numpy()[wide // number] for name, value in begun.items()}
+        env.reset(seed=0, options=repeated)
         live, score = np.arange(env.num_envs) < rows * number, np.zeros(env.num_envs)
         plan, noise = chunks.reshape(-1, *chunks.shape[2:])[wide], z.repeat_interleave(number, dim=0)
         noise, steps = noise[torch.from_numpy(wide).to(device)], 0
@@ -102,6 +110,15 @@ class SearchPolicy(PolicyAdapter):
                 }
                 plan = self.policy.sample(self.policy.encode(obs), z=noise).actions.cpu().numpy()
         return score[: rows * number].reshape(rows, number)
+
+
+def _pictures(shapes: Mapping[str, Any]) -> str:
+    """Returns what pictures there are among observations of these shapes, and of which size."""
+    sizes = {
+        name.removesuffix(".rgb"): tuple(size[:2]) for name, size in shapes.items() if name.endswith(".rgb")
+    }
+    named = ", ".join(f"{name} {height} x {width}" for name, (height, width) in sorted(sizes.items()))
+    return f"pictures of {named}" if named else "the state alone"
 
 
 @contextmanager

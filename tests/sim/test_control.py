@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ModelError
+from robot_rl.core.errors import ConfigError, ModelError
 from robot_rl.core.registry import table
+from robot_rl.hal.conformance import check_vector_env
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu, on_cpu
 from robot_rl.sim.control import Controller
@@ -161,6 +162,48 @@ def test_a_shut_gripper_is_no_part_of_the_action() -> None:
     controller = controller_of(Control(gripper="shut"))
     assert controller.action_names == ("tool.dx", "tool.dy", "tool.dz", "tool.yaw")
     np.testing.assert_allclose(controller.effectors(np.ones((2, 4), np.float32))[:, 0], [0.0, 0.0])
+
+
+def test_gripper_steps_change_the_last_command_by_a_stroke_per_second() -> None:
+    controller = controller_of(Control(kind="joint_delta", gripper="step", hz=20.0))
+    assert controller.action_names[-1] == "gripper.step"
+    action = np.zeros((2, 5), np.float32)
+    action[:, 4] = [0.5, 1.0]
+    last = np.array([[0.01], [0.039]])  # of 0 to 0.04 m: a stroke per second is 2 mm in a control step
+    np.testing.assert_allclose(controller.effectors(action, last)[:, 0], [0.011, 0.04])
+    np.testing.assert_array_equal(controller.effectors(0 * action, last), last)
+    position, opening = controller.joint_positions(), np.array([-0.45, -1.0])  # 0.011 m, shut
+    assert controller.towards(position, opening, last)[:, 4] == pytest.approx([0.5, -1.0])
+
+
+@pytest.mark.parametrize(("hz", "steps"), [(20.0, 20), (10.0, 10)])
+def test_a_gripper_that_is_stepped_shuts_in_a_second_and_then_holds(hz: float, steps: int) -> None:
+    config = EnvConfig(task="pick_cube", gripper_steps=True, control_hz=hz, num_threads=1)
+    env = SimVectorEnv(config, 2, autoreset="disabled")
+    env.reset(seed=0)
+    shut, column = np.zeros((2, 5), np.float32), env.index.effector_ctrl
+    shut[:, 4] = [-1.0, -0.5]
+    for _ in range(steps):
+        env.step(shut)
+    np.testing.assert_allclose(env._ctrl[:, column][:, 0], [0.0, 0.02], atol=1e-9)
+    env.step(0 * shut)
+    np.testing.assert_allclose(env._ctrl[:, column][:, 0], [0.0, 0.02], atol=1e-9)
+    check_vector_env(lambda n: SimVectorEnv(config, n))
+
+
+def test_the_expert_lifts_with_gripper_steps() -> None:
+    env = SimVectorEnv(EnvConfig(task="pick_cube", gripper_steps=True), 20, autoreset="disabled")
+    env.reset(seed=np.arange(20).tolist())
+    expert, solved = env.expert(), np.zeros(20, bool)
+    for _ in range(env.horizon):
+        solved |= env.step(expert.act())[4]["success"]
+    assert solved.mean() >= 0.9
+
+
+@pytest.mark.parametrize("task", ["push_cube", "quadrotor_hover"])
+def test_gripper_steps_want_a_gripper(task: str) -> None:
+    with pytest.raises(ConfigError, match=r"env\.gripper_steps: got True, allowed: false: no action of"):
+        SimVectorEnv(EnvConfig(task=task, gripper_steps=True), 1)
 
 
 def test_the_gantrys_joints_are_its_tools_coordinates() -> None:

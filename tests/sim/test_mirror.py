@@ -33,15 +33,17 @@ def measured(env: SimVectorEnv, mirror: Mirror):
     )
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_along_a_rollout_it_is_the_simulation(task: str) -> None:
-    config = EnvConfig(task=task, reward="dense", num_threads=1)
+@pytest.mark.parametrize(("task", "steps"), [*((task, False) for task in TASKS), ("pick_cube", True)])
+def test_along_a_rollout_it_is_the_simulation(task: str, steps: bool) -> None:
+    config = EnvConfig(task=task, reward="dense", gripper_steps=steps, num_threads=1)
     env = SimVectorEnv(config, 1, autoreset="disabled")
     mirror = Mirror(config)
     obs, _ = env.reset(seed=[11])
     mirror.begin(11)
     expert, seen = (shown.expert(bias_m=0.01, noise_m=0.01, noise_seed=3) for shown in (env, mirror))
     for _ in range(env.horizon):
+        last = env._ctrl[:, env.index.effector_ctrl].copy()
+        mirror.commanded(last[0, 0])
         shown = mirror.show(*measured(env, mirror))
         assert shown["state"] == pytest.approx(obs["state"], abs=1e-6)
         action = expert.act()
@@ -49,7 +51,7 @@ def test_along_a_rollout_it_is_the_simulation(task: str) -> None:
         targets, gripper = mirror.targets(action)
         here = env.controller.joint_positions()
         assert targets == pytest.approx(env.controller.targets(action, here), abs=1e-9)
-        assert gripper == env.controller.effectors(action)[:, 0]
+        assert gripper == env.controller.effectors(action, last)[:, 0]
         obs, reward, terminated, _, infos = env.step(action)
         mirror.show(*measured(env, mirror))
         success, _, mirrored = mirror.judge()
@@ -103,3 +105,13 @@ def test_what_varies_in_training_alone_is_not_asked_of_an_arm() -> None:
         mirror.begin(0)
         assert mirror.objects == ("goal", "cube")
         assert mirror.env.view["cube.half_size"].tolist() == [[0.025, 0.025, 0.025]]
+
+
+def test_planned_gripper_steps_add_up_from_the_last_command() -> None:
+    mirror = Mirror(EnvConfig(task="pick_cube", gripper_steps=True, num_threads=1))
+    mirror.begin(0)
+    mirror.commanded(0.003)  # m; a full-scale step of a control step of 50 ms is 2 mm
+    actions = np.zeros((4, 5), np.float32)
+    actions[:, 4] = [-1.0, -1.0, 0.0, 0.5]
+    assert mirror.targets(actions)[1] == pytest.approx([0.001, 0.0, 0.0, 0.001])
+    assert mirror.targets(actions)[1] == pytest.approx([0.001, 0.0, 0.0, 0.001])  # a plan commands nothing

@@ -278,6 +278,10 @@ def test_a_policy_that_was_saved_alone_is_shown_what_it_reads(
     _, meta, env = open_policy(str(tmp_path / "alone"))
     assert (env.task, env.instruction, env.common_actions) == ("reach", "task", True)
     policy, meta = load_policy(tmp_path / "alone")
+    stepped = (*meta.action_names[:-1], "gripper.step")
+    save_policy(tmp_path / "stepped", policy, meta=replace(meta, action_names=stepped))
+    assert open_policy(str(tmp_path / "stepped"))[2].gripper_steps
+    assert not env.gripper_steps
     of_one = replace(
         meta, tasks=(), robots=()
     )  # as after fine-tuning it on its first task: the words are that task's

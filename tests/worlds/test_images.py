@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.policy import Encoded
 from robot_rl.data.episodes import Episodes
 from robot_rl.hal.conformance import check_vector_env
 from robot_rl.sim.config import EnvConfig
@@ -27,7 +28,7 @@ from robot_rl.worlds.outcome import ClassifierOutcome, agreement
 from robot_rl.worlds.saved import World, load_world
 from robot_rl.worlds.trust import TrustReport, reasons_against
 from tests.train.test_search import Wandering
-from tests.worlds.conftest import FIT, META, SMALL, STEPS, point_history
+from tests.worlds.conftest import FIT, META, SMALL, SPEED, STEPS, point_history
 
 PIXELS = 32
 IMAGES = ImagesConfig(
@@ -183,11 +184,35 @@ def test_a_fit_goes_on_exactly(seen: History) -> None:
         assert [second.update() for _ in range(6 - split)] == losses[split:]
 
 
-def test_a_search_refuses_a_model_of_pictures(made_seen: World) -> None:
+def searching(world: World, rows: int, candidates: int) -> SearchPolicy:
+    env = env_of(world, rows * candidates, member=0, strides=1)
+    return SearchPolicy(Wandering(), env, SearchConfig(world="x", candidates=candidates), n_exec=4)
+
+
+def test_a_search_looks_ahead_in_pictures(made_seen: World) -> None:
+    """The pictures alone tell where the goal is; a chunk moves the point by up to 0.2."""
+    angle = np.arange(8) * (2 * np.pi / 8)
+    goal = 0.32 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    states = np.concatenate([np.zeros((8, 2)), goal], axis=1).astype(np.float32)
+    policy = searching(made_seen, 8, 24)
+    z = torch.randn((8, 4, 2), generator=torch.Generator().manual_seed(0))
+    obs = {"state": torch.from_numpy(states[:, :2]), "top.rgb": torch.from_numpy(drawn(states))}
+    chosen = policy.sample(policy.encode(obs), z=z).actions.numpy()
+    plain = Wandering().sample(cast("Encoded", {}), z=z).actions.numpy()
+    away, plainly = (np.linalg.norm(goal - SPEED * each.sum(axis=1), axis=1) for each in (chosen, plain))
+    is_other = (chosen != plain).any(axis=(1, 2))  # the rest sees no success ahead
+    assert is_other.sum() >= 3, (away, plainly)
+    assert away[is_other].mean() < 0.5 * plainly[is_other].mean(), (away, plainly)
+    gone = {name: value[:2] for name, value in policy.encode(obs).items()}
+    assert np.array_equal(policy.sample(cast("Encoded", gone), z=z[:2]).actions, chosen[:2])
+
+
+def test_a_search_refuses_a_model_of_other_pictures(made_seen: World) -> None:
+    states = torch.zeros((2, 2))
     with pytest.raises(
-        ConfigError, match=r"search.world: got 'top.rgb', allowed: a model of the state alone"
+        ConfigError, match=r"search.world: got 'a model of pictures of top 32 x 32', allowed: one of wh"
     ):
-        SearchPolicy(Wandering(), env_of(made_seen, 4), SearchConfig(world="x", candidates=2), n_exec=4)
+        searching(made_seen, 2, 2).encode({"state": states})
 
 
 def test_a_strip_shows_real_pictures_and_predicted_ones(made_seen: World) -> None:

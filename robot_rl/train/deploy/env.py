@@ -374,6 +374,7 @@ class StationEnv(VectorEnv):
         status, frames = self._arm.status, self._sensors.read()
         self._require_running(status)
         assert status.state is not None, "an arm that runs has been measured"
+        self.mirror.commanded(self._scene.from_station(status.sent_gripper))
         measured, now_ns = Measured(state=status.state, frames=dict(frames)), self._pace.now_ns()
         try:
             self._scene.check(measured, now_ns)
