@@ -374,7 +374,9 @@ class StationEnv(VectorEnv):
         status, frames = self._arm.status, self._sensors.read()
         self._require_running(status)
         assert status.state is not None, "an arm that runs has been measured"
-        self.mirror.commanded(self._scene.from_station(status.sent_gripper))
+        follows = status.plan >= 0  # else what was sent is of an earlier episode
+        gripper = status.sent_gripper if follows else status.state.gripper
+        self.mirror.commanded(self._scene.from_station(gripper))
         measured, now_ns = Measured(state=status.state, frames=dict(frames)), self._pace.now_ns()
         try:
             self._scene.check(measured, now_ns)

@@ -137,7 +137,7 @@ class FakeArm:
             phase=self.phase,
             plan=-1 if self._followed is None else self._followed.number,
             sent_rad=self.sent_rad,
-            sent_gripper=0.0,
+            sent_gripper=self._plant.targets()[1],
             limited=False,
             reason=self.reason,
         )

@@ -43,9 +43,11 @@ def play(env: Any, seed: int) -> tuple[bool, int, list[np.ndarray]]:
     return success, steps, seen
 
 
-def test_without_latency_an_episode_is_that_of_the_simulation(station_env) -> None:
-    env, _, _ = station_env()
-    direct = SimVectorEnv(CONFIG, 1, autoreset="disabled")
+@pytest.mark.parametrize("gripper_steps", [False, True])
+def test_without_latency_an_episode_is_that_of_the_simulation(station_env, gripper_steps: bool) -> None:
+    config = replace(CONFIG, gripper_steps=gripper_steps)
+    env, _, _ = station_env(config=config)
+    direct = SimVectorEnv(config, 1, autoreset="disabled")
     for seed in (3, 4):
         success, steps, seen = play(env, seed)
         wanted, wanted_steps, truth = play(direct, seed)
