@@ -6,7 +6,9 @@ clipped to a norm. They take turns in one process, so that other load on the mac
 those of neighbouring rounds. What is not the simulation's is in columns of its own.
 
 The peers have ReLU, the cheapest; ours has SiLU in the policy. Stable-Baselines3 gets our env through
-`StableBaselinesEnv`; rsl_rl its tensors, and neither its runner nor its logger is in the way.
+`StableBaselinesEnv`; rsl_rl its tensors, and neither its runner nor its logger is in the way. As its users
+run it, Stable-Baselines3 is measured too: with `make_vec_env` of the task's Gymnasium id, whose simulations
+take turns.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.rollout.steps import StepRolloutSource
 from robot_rl.rollout.weights import Publisher
+from robot_rl.sim.single import SingleEnv
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 RSL_RL = "rsl-rl-lib==5.5.1"
@@ -108,6 +111,7 @@ def run(
     makers: dict[str, Callable[[Work, SimVectorEnv], Callable[[], int]]] = {
         "robot_rl": ours,
         "stable_baselines3": of_stable_baselines3,
+        "stable_baselines3_alone": of_stable_baselines3_alone,
         **({"rsl_rl": of_rsl_rl} if rsl_rl else {}),
     }
     rows: list[dict[str, Any]] = []
@@ -129,6 +133,7 @@ def run(
         "notes": [
             "rates are medians over rounds, ratios medians over neighbouring rounds (wall-clock)",
             "us_simulated, us_else: of a control step, microseconds in the env and in everything else",
+            "stable_baselines3_alone: with its own make_vec_env in the place of our batch of simulations",
         ],
     }
 
@@ -146,17 +151,14 @@ def _measured(
     what = {"envs": work.num_envs, "steps": work.steps, "epochs": work.epochs, "batch": batch}
     rows = [{"learner": name, **what, **_row(rates[name], clocks[name])} for name in makers]
     mine, elsewhere = rates["robot_rl"], clocks["robot_rl"].us[1]
-    compared = {
-        f"to_{name}": {
-            "wall": ratios(mine, rates[name])["wall"],
-            "cpu": ratios(mine, rates[name])["cpu"],
-            "else": clocks[name].us[1] / elsewhere,
-        }
-        for name in makers
-        if name != "robot_rl"
-    }
-    flat = {f"{name}_{of}": value for name, each in compared.items() for of, value in each.items()}
-    return rows, {**what, **flat}
+    compared = dict[str, float]()
+    for name in makers:
+        if name != "robot_rl":
+            found = ratios(mine, rates[name])
+            compared |= {f"to_{name}_{of}": found[of] for of in ("wall", "cpu")}
+            if clocks[name].us[0]:
+                compared[f"to_{name}_else"] = clocks[name].us[1] / elsewhere
+    return rows, {**what, **compared}
 
 
 def _row(rates: list[Rate], clock: _Clock) -> dict[str, Any]:
@@ -164,8 +166,8 @@ def _row(rates: list[Rate], clock: _Clock) -> dict[str, Any]:
     return {
         "steps_per_s": statistics.median(rate.wall for rate in rates),
         "steps_per_cpu_s": statistics.median(rate.cpu for rate in rates),
-        "us_simulated": simulated,
-        "us_else": elsewhere,
+        "us_simulated": simulated or None,
+        "us_else": elsewhere if simulated else None,
     }
 
 
@@ -228,10 +230,26 @@ def of_stable_baselines3(work: Work, env: SimVectorEnv) -> Callable[[], int]:
     Raises:
         RobotRLError: it is not installed.
     """
-    peer = _imported("stable_baselines3", "stable-baselines3")
-    vectors: Any = importlib.import_module("stable_baselines3.common.vec_env")
+    _imported("stable_baselines3", "stable-baselines3")
     adapter: Any = importlib.import_module("robot_rl.sim.stable_baselines")
-    scaled = vectors.VecNormalize(adapter.StableBaselinesEnv(env), norm_reward=False)
+    return _stable_baselines3(work, adapter.StableBaselinesEnv(env))
+
+
+def of_stable_baselines3_alone(work: Work, env: SimVectorEnv) -> Callable[[], int]:
+    """Returns the same with simulations that Stable-Baselines3 makes and steps; `env` is left alone.
+
+    Raises:
+        RobotRLError: it is not installed.
+    """
+    _imported("stable_baselines3", "stable-baselines3")
+    tools: Any = importlib.import_module("stable_baselines3.common.env_util")
+    return _stable_baselines3(work, tools.make_vec_env(lambda: SingleEnv(task=work.task), work.num_envs))
+
+
+def _stable_baselines3(work: Work, envs: Any) -> Callable[[], int]:
+    peer: Any = importlib.import_module("stable_baselines3")
+    vectors: Any = importlib.import_module("stable_baselines3.common.vec_env")
+    scaled = vectors.VecNormalize(envs, norm_reward=False)
     model = peer.PPO(
         "MultiInputPolicy",
         scaled,
