@@ -47,6 +47,10 @@ class ResetsConfig:
     """Of each class the last tenth of the rows is held out: evaluations draw it, and nothing else."""
     retry: float = 0.0
     """Share of the episodes after one that failed which begin in the same row again, until it is solved."""
+    learnability: float = 0.0
+    """How far the weights follow what is being learned: a class with success p, over about its last 50
+    episodes, has its weight times 1 - l + 4 l p (1 - p). 0 keeps the weights. (Rutherford et al. 2024 call
+    p (1 - p) learnability; deviation: of classes, not of levels.)"""
     evaluate: str = "own"
     """The one class that evaluations begin in: the task's own starts, or held-out rows of a class."""
 
@@ -57,11 +61,11 @@ class ResetsConfig:
         require(not self.mix or max(self.mix.values()) > 0, at, self.mix, "a weight above 0, or no weights")
         require(0 <= self.retry < 1, "env.resets.retry", self.retry, "0 or more, below 1")
         require(
-            not self.retry or self.bank is not None,
-            "env.resets.retry",
-            self.retry,
-            "0 without env.resets.bank",
+            0 <= self.learnability < 1, "env.resets.learnability", self.learnability, "0 or more, below 1"
         )
+        for name in ("retry", "learnability"):
+            is_read, given = self.bank is not None, getattr(self, name)
+            require(not given or is_read, f"env.resets.{name}", given, "0 without env.resets.bank")
         if self.bank is None:
             others = sorted({*self.mix, self.evaluate} - {"own"})
             require(
@@ -75,7 +79,7 @@ class ResetsConfig:
         """Returns what evaluations begin in: one class, and no row that training draws."""
         if self.evaluate == "own":
             return ResetsConfig()
-        return replace(self, mix={self.evaluate: 1.0}, rows="held_out", retry=0.0)
+        return replace(self, mix={self.evaluate: 1.0}, rows="held_out", retry=0.0, learnability=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

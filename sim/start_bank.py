@@ -1,6 +1,7 @@
 """Episodes that begin in states of a bank: which row each draws, and putting it into the simulations.
 
-A draw depends on (seed, episode) alone, as the task's own starts do; with `retry` also on what failed. Rows
+A draw depends on (seed, episode) alone, as the task's own starts do; with `retry` also on what failed, and
+with `learnability` on the success of each class. Rows
 and what they draw of the model are uploaded once, into arrays of the back end. n envs that begin, C
 classes, N rows.
 """
@@ -24,6 +25,8 @@ from robot_rl.sim.randomize import Randomizer
 
 HELD_OUT = 0.1
 """Share of each class's rows, its last ones, that only evaluation draws."""
+_FORGETS = 0.02
+"""Share of an episode in the success of its class that `learnability` reads."""
 
 
 def key_of(task: str, robot: str, backend: Backend, randomizer: Randomizer) -> BankKey:
@@ -65,7 +68,10 @@ class StartBank:
         self._offset = asarray(np.array([0, *np.cumsum(self.sizes)[:-1]], np.int64))
         first, count = _drawn(self.sizes, config)
         self._first, self._count = asarray(first), asarray(count)
-        self._kinds, self._until = self._mixture(config.mix, count)
+        self._kinds, self._weights = self._mixture(config.mix, count)
+        self._learnability, self._every_class = config.learnability, asarray(np.arange(len(self.classes)))
+        self._success = asarray(np.full(len(self.classes), 0.5))
+        """(C,): of each class, forgetting; half at first, so that the weights begin as given."""
         self._asked: tuple[Array, Array] | None = None
         num_envs = backend.num_sims
         self.kind = asarray(np.zeros(num_envs, np.int64))
@@ -75,7 +81,7 @@ class StartBank:
         self._retry, self._failed = config.retry, asarray(np.zeros(num_envs, bool))
 
     def _mixture(self, mix: Mapping[str, float], count: Array) -> tuple[Array, Array]:
-        """Returns the classes that are drawn, and up to where in [0, 1) each but the last is."""
+        """Returns the classes that are drawn, and their weights."""
         for name in mix:
             if name not in self.classes:
                 raise ConfigError(f"env.resets.mix: no class {name!r}.{nearest(name, self.classes)}")
@@ -88,13 +94,18 @@ class StartBank:
                     "some out for evaluation. Make a larger bank: robot-rl resets generate rows=1000."
                 )
         share = np.array([weights[self.classes[i]] for i in drawn], float)
-        until = np.cumsum(share / share.sum())[:-1]
-        return self._backend.asarray(np.array(drawn, np.int64)), self._backend.asarray(until)
+        return self._backend.asarray(np.array(drawn, np.int64)), self._backend.asarray(share)
+
+    def _until(self) -> Array:
+        """Returns up to where in [0, 1) the classes that are drawn are, all but the last."""
+        success, follows = self._success[self._kinds], self._learnability
+        share = self._weights * (1.0 - follows + 4.0 * follows * success * (1.0 - success))
+        return self._backend.xp.cumulative_sum(share / share.sum())[:-1]
 
     def draw(self, rng: EpisodeRng) -> tuple[Array, Array]:
         """Returns the class and the row (n,) of episodes; the row is -1 where the class is 0."""
         xp, unit = self._backend.xp, rng.uniform(size=2)
-        among = xp.sum(xp.asarray(unit[:, :1] >= self._until[None, :], dtype=xp.int64), axis=1)
+        among = xp.sum(xp.asarray(unit[:, :1] >= self._until()[None, :], dtype=xp.int64), axis=1)
         kind = self._kinds[among]
         row = xp.asarray(xp.floor(unit[:, 1] * self._count[kind]), dtype=xp.int64) + self._first[kind]
         return kind, xp.where(kind == 0, -1, row)
@@ -125,9 +136,17 @@ class StartBank:
         return ids[~from_bank]
 
     def note(self, ended: Array, success: Array) -> None:
-        """Remembers which episodes (B,) ended in failure, until the next ones begin."""
+        """Remembers which episodes (B,) ended in failure, until the next ones begin, and of which class."""
         if self._retry:
             self._failed = (self._failed | ended) & ~success
+        if self._learnability:
+            xp, of_class = self._backend.xp, ended[:, None] & (self.kind[:, None] == self._every_class)
+            number, solved = (
+                xp.sum(xp.asarray(each, dtype=xp.float64), axis=0)
+                for each in (of_class, of_class & success[:, None])
+            )
+            found = solved / xp.clip(number, 1.0, None)
+            self._success = self._success + (1.0 - (1.0 - _FORGETS) ** number) * (found - self._success)
 
     def _tries_again(self, ids: Array, seeds: Array, episodes: Array) -> Array:
         """Returns which of the simulations (n,) that begin try their row again; none after a new seed."""
@@ -179,8 +198,10 @@ class StartBank:
         return {"reset_class": copied(self.kind), "reset_row": copied(self.row)}
 
     def state_dict(self) -> dict[str, Array]:
-        """Returns the class and row of every env's present episode, and what is to be tried again."""
-        return self.infos() | ({"reset_failed": copied(self._failed)} if self._retry else {})
+        """Returns the class and row of every env's present episode, and what later draws depend on."""
+        failed = {"reset_failed": copied(self._failed)} if self._retry else {}
+        success = {"reset_success": copied(self._success)} if self._learnability else {}
+        return self.infos() | failed | success
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
@@ -188,6 +209,8 @@ class StartBank:
         self.kind, self.row = (copied(self._backend.asarray(state[name])) for name in names)
         if "reset_failed" in state:
             self._failed = copied(self._backend.asarray(state["reset_failed"]))
+        if "reset_success" in state:
+            self._success = copied(self._backend.asarray(state["reset_success"]))
 
 
 def _host(values: Any) -> Array:

@@ -15,7 +15,7 @@ OF_FEW = ("formula", "control_hz", "missing_cameras", "gripper_steps")
 """What of `env` is read where it is given alone."""
 OF_CURRICULUM = ("assist_n", "scale", "step", "window", "widen_above", "narrow_below")
 """What is read of `env.domain` with a curriculum alone."""
-OF_BANK = ("mix", "rows", "retry", "evaluate")
+OF_BANK = ("mix", "rows", "retry", "learnability", "evaluate")
 """What is read of `env.resets` with a bank alone."""
 
 

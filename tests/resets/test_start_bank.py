@@ -140,6 +140,32 @@ def test_a_resumed_env_knows_what_failed_before_its_reset(folder: Path) -> None:
     assert theirs["reset_class"].tolist() == mine["reset_class"].tolist()
 
 
+@pytest.mark.parametrize("array", ["numpy", "torch"])
+def test_weights_follow_what_is_being_learned(folder: Path, array: Any) -> None:
+    """With l = 0.8 and success 1 and 1/2, weights 3 and 1 become 3 x 0.2 and 1 x 1.0: 37.5 and 62.5 %."""
+    env = env_of(folder, 100, mix={"near_goal": 3.0, "grasped": 1.0}, learnability=0.8, array=array)
+    env.reset(seed=0)
+    starts = env._starts
+    assert to_numpy(starts._until()).tolist() == [0.25]  # grasped first; the weights as given
+    starts._success[4] = 1.0
+    assert to_numpy(starts._until()) == pytest.approx([0.625])
+    _, infos = env.reset(seed=1)
+    assert np.mean(to_numpy(infos["reset_class"]) == 3) == pytest.approx(0.625, abs=0.12)
+
+
+def test_the_success_of_a_class_forgets(folder: Path) -> None:
+    """Of 4 episodes of `near_goal` that end, 3 are solved: 0.5 + (1 - 0.98^4) (0.75 - 0.5) = 0.51941."""
+    env = env_of(folder, 6, mix={"near_goal": 1.0}, learnability=0.5)
+    env.reset(seed=0)
+    ended = np.array([True, True, True, True, False, False])
+    env._starts.note(ended, np.array([True, True, True, False, True, True]))
+    assert env._starts._success == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.519408], abs=1e-6)
+    again = env_of(folder, 6, mix={"near_goal": 1.0}, learnability=0.5)
+    again.reset(seed=3)
+    again.load_state_dict(env.state_dict())
+    np.testing.assert_array_equal(again._starts._success, env._starts._success)
+
+
 def test_the_draws_of_own_starts_do_not_shift(folder: Path) -> None:
     plain = SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=1), 12, autoreset="disabled")
     own, _ = plain.reset(seed=5)
