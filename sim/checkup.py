@@ -21,8 +21,9 @@ from robot_rl.sim.experts import action_for
 from robot_rl.sim.robots.home import find_home
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot, require_arm
+from robot_rl.sim.robots.robot_rules import cup_holds
 from robot_rl.sim.robots.servo_check import LOAD_KG, WATCHED_S, JointReport, ServoCheck
-from robot_rl.sim.task import Aim, Task, control_of
+from robot_rl.sim.task import Aim, Task, can_grip, control_of
 from robot_rl.sim.vector import SimVectorEnv
 
 Array = NDArray[Any]
@@ -77,8 +78,7 @@ def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
     possible = [
         name
         for name in TABLE["task"]
-        if resolve("task", name).body == "arm"
-        and (robot.gripper_actuator or not resolve("task", name).needs_gripper)
+        if resolve("task", name).body == "arm" and can_grip(resolve("task", name), robot)
     ]
     for task in tasks or possible:
         checks += task_checks(task, name_or_path)
@@ -129,6 +129,14 @@ def _servos(joints: Sequence[JointReport], bench: ServoCheck) -> Check:
 def _gripper(robot: Robot, bench: ServoCheck) -> Check:
     if not robot.gripper_actuator:
         return Check("gripper", "ok", "none: tasks that need one refuse this robot")
+    if robot.has_cup:
+        holds, sticks = (cup_holds(robot, at) for at in (robot.gripper_closed, robot.gripper_open))
+        found = "holds" if holds else "does not hold"
+        detail = f"{robot.gripper_actuator}, a suction cup, {found} a box of {LOAD_KG:g} kg"
+        if holds and not sticks:
+            return Check("gripper", "ok", f"{detail}, and lets it go")
+        remedy = "Put model.tool into the middle of the lip; see model.collide and model.suction.force_n."
+        return Check("gripper", "fail", f"{detail}{', and keeps it when open' if sticks else ''}", remedy)
     idle = bench.idle_fingers()
     if idle:
         detail = f"{', '.join(idle)} does not follow {robot.gripper_actuator}: nothing is grasped like that"

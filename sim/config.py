@@ -305,19 +305,11 @@ def check_names(task: str | None, robot: str | None, *, at: str) -> None:
             f"{at}robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
             f"A robot file of your own is given by its path, such as {at}robot=path/to/robot.yaml."
         )
-    if task is not None and robot is not None and _may_lack_gripper(robot):
+    if task is not None and robot is not None and robot not in table("robot"):
         from robot_rl.sim.robots.loading import load_robot  # mujoco
         from robot_rl.sim.task import control_of
 
         control_of(resolve("task", task)(), load_robot(robot), at=at)
-
-
-def _may_lack_gripper(robot: str) -> bool:
-    """Returns whether a robot file may have no gripper; the robots of the registry have one."""
-    try:
-        return robot not in table("robot") and b"gripper_actuator" not in Path(robot).read_bytes()
-    except OSError:
-        return True  # reading it as a robot file says why not
 
 
 def check_num_envs(num_envs: int, *, at: str = "num_envs") -> None:

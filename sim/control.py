@@ -64,7 +64,8 @@ class Controller:
             self._arms.append(_Reach(self._index.arm_sites[number], joints, slice(action, action + size)))
             first = joints.stop
         self._effectors = [
-            ((each.high + each.low) / 2, (each.high - each.low) / 2) for each in robot.all_effectors
+            ((each.high + each.low) / 2, (each.high - each.low) / 2, each.idle)
+            for each in robot.all_effectors
         ]
         self._first_effector = self._num_direct + len(arms) * size
         self._stroke = 2.0 * control.gripper_strokes_s / control.hz
@@ -102,25 +103,29 @@ class Controller:
     def effectors(self, action: Array, last: Array | None = None) -> Array:
         """Returns the commands of the end effectors (B, E), float64: for the last actions, -1 low, +1 high.
 
+        Where the actions leave them out, grippers are shut and suction cups do not pull.
+
         Args: last: (B, E), the commands before, from which `gripper=step` goes on.
         """
         xp, mode = namespace(action), self.control.gripper
         shape, first = (len(action), len(self._effectors)), self._first_effector
         commands = xp.empty(shape, dtype=xp.float64, device=action.device)
-        for number, (middle, half) in enumerate(self._effectors):
-            if mode == "shut":
-                commands[:, number] = middle - half
-            elif mode == "action":
-                commands[:, number] = middle + half * action[:, first + number]
-            else:
+        for number, (middle, half, idle) in enumerate(self._effectors):
+            asked = idle if mode == "shut" else action[:, first + number]
+            if mode == "step":
                 assert last is not None, "a step goes on from the last command"
-                changed = last[:, number] + self._stroke * half * action[:, first + number]
-                commands[:, number] = xp.clip(changed, middle - half, middle + half)
+                changed, most = last[:, number] + self._stroke * half * asked, abs(half)
+                commands[:, number] = xp.clip(changed, middle - most, middle + most)
+            else:
+                commands[:, number] = middle + half * asked
         return commands
 
     def is_shut(self, commands: Array) -> Array:
         """Returns where all commands (B, E) of end effectors are those of a shut gripper, (B,) bool."""
-        shut = [abs(commands[:, i] - (mid - half)) < 1e-9 for i, (mid, half) in enumerate(self._effectors)]
+        shut = [
+            abs(commands[:, number] - (middle - half)) < 1e-9
+            for number, (middle, half, _) in enumerate(self._effectors)
+        ]
         return namespace(commands).stack(shut).all(axis=0)
 
     def towards(self, target: Array, opening: Array, last: Array | None = None) -> Array:
@@ -141,7 +146,7 @@ class Controller:
             assert last is not None, "a step goes on from the last command"
             parts += [
                 ((middle + half * opening - last[:, number]) / (self._stroke * half))[:, None]
-                for number, (middle, half) in enumerate(self._effectors)
+                for number, (middle, half, _) in enumerate(self._effectors)
             ]
         xp = namespace(step)
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)

@@ -118,7 +118,8 @@ class MujocoPlant:
             position_rad=self._qpos[self._index.arm_qpos].copy(),
             velocity_rad_s=self._qvel[self._index.arm_dof].copy(),
             effort_n_m=effort,
-            gripper=float(self._qpos[self._index.finger_qpos].mean()) if self.finger_names else 0.0,
+            # A cup measures nothing: where fingers are, there is what it was commanded.
+            gripper=float(self.fingers().mean()) if self.finger_names else self.targets()[1],
         )
 
     def fingers(self) -> Array:

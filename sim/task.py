@@ -31,7 +31,7 @@ class Control:
     """Rotations in an end-effector action; the others are held at the home orientation."""
     gripper: Literal["action", "step", "shut"] = "action"
     """`action`: the last elements of the action command the end effectors; `step`: they change the commands.
-    `shut`: grippers stay shut."""
+    `shut`: grippers stay shut, cups off."""
     gripper_strokes_s: float = 1.0
     """Strokes per second by which a full-scale `step` changes the command of a gripper."""
     hz: float = 20.0
@@ -94,6 +94,8 @@ class Task:
     """The kind of robots that do it; others are refused."""
     needs_gripper: ClassVar[bool] = True
     """Whether arms without a gripper are refused."""
+    cup_serves: ClassVar[bool] = False
+    """Whether a suction cup serves, in a task that needs a gripper."""
     hold_s: ClassVar[float] = 0.0
     """How long `success` of `evaluate` must last without a break until it counts."""
     ends_at_success: ClassVar[bool] = True
@@ -157,8 +159,8 @@ def control_of(
         at: begins the message.
 
     Raises:
-        ConfigError: the robot is of another kind than the task's, lacks a gripper that the task needs, or has
-            no grippers to which `gripper_steps` could apply.
+        ConfigError: the robot is of another kind than the task's, lacks a gripper or the fingers that the
+            task needs, or has no grippers to which `gripper_steps` could apply.
     """
     if robot.kind != task.body:
         fit = [name for name in table("task") if resolve("task", name).body == robot.kind]
@@ -167,21 +169,29 @@ def control_of(
             f"{task.default_robot}. Tasks for {robot.kind}: {', '.join(fit) or 'none'}."
         )
     control = replace(task.control, rotation="yaw", gripper="action") if common else task.control
+    if not can_grip(type(task), robot):
+        able = [name for name in table("task") if can_grip(resolve("task", name), robot)]
+        able = ", ".join(name for name in able if resolve("task", name).body == robot.kind)
+        if robot.has_cup:
+            raise ConfigError(
+                f"{at}robot: {robot.name} has a suction cup, and {task.name} needs fingers. "
+                f"Tasks for it: {able}."
+            )
+        raise ConfigError(
+            f"{at}robot: {robot.name} has no gripper, and {task.name} needs one. "
+            f"Tasks that need none: {able}. Or name the gripper in the robot file."
+        )
     if gripper_steps:
         works = control.gripper != "shut" and bool(robot.all_arms) and bool(robot.all_effectors)
         allowed = f"false: no action of {task.name} works a gripper of {robot.name}"
         require(works, f"{at}gripper_steps", gripper_steps, allowed)
-        control = replace(control, gripper="step")
-    if robot.all_effectors:
-        return control
-    if task.needs_gripper:
-        shown = [(name, resolve("task", name)) for name in table("task")]
-        able = [name for name, each in shown if each.body == "arm" and not each.needs_gripper]
-        raise ConfigError(
-            f"{at}robot: {robot.name} has no gripper, and {task.name} needs one. "
-            f"Tasks that need none: {', '.join(able)}. Or name the gripper in the robot file."
-        )
-    return replace(control, gripper="shut")
+        return replace(control, gripper="step")
+    return control if robot.all_effectors else replace(control, gripper="shut")
+
+
+def can_grip(task: type[Task], robot: Robot) -> bool:
+    """Returns whether a robot has the end effector that a task needs, if it needs one."""
+    return not task.needs_gripper or (task.cup_serves if robot.has_cup else bool(robot.all_effectors))
 
 
 def build_scene(task: Task, robot: Robot) -> mujoco.MjSpec:

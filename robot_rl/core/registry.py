@@ -30,6 +30,7 @@ TABLE: dict[str, dict[str, str]] = {
     "robot": {
         "panda": "robot_rl.sim.robots.panda:PANDA",
         "gantry": "robot_rl.sim.robots.gantry:GANTRY",
+        "suction_gantry": "robot_rl.sim.robots.gantry:SUCTION_GANTRY",
         "viperx": "robot_rl.sim.robots.catalog:VIPERX",
         "so_arm100": "robot_rl.sim.robots.catalog:SO_ARM100",
         "crazyflie": "robot_rl.sim.robots.crazyflie:CRAZYFLIE",

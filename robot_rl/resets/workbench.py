@@ -38,7 +38,7 @@ class Workbench:
         """Takes over simulations, which do not begin the next episode by themselves.
 
         Raises:
-            ConfigError: the task declares no starts.
+            ConfigError: the task declares no starts, or the robot has a suction cup.
         """
         config, num_envs = env.config, env.num_envs
         self.task: Task = resolve("task", config.task, at="task")()
@@ -49,6 +49,11 @@ class Workbench:
             )
         self.declared: Resets = self.task.resets
         self.robot = load_robot(config.robot or self.task.default_robot)
+        if self.robot.has_cup:
+            raise ConfigError(
+                f"robot: banks of starts are made for fingers and for bare arms, and {self.robot.name} has a "
+                "suction cup. Let episodes begin as the task draws them: env.resets.bank=null."
+            )
         self.control = control_of(self.task, self.robot)
         self.env = env
         self.backend, self.index, self.num = self.env.backend, self.env.index, num_envs

@@ -35,9 +35,13 @@ class View:
         """Returns (B, dim), current as of the end of the last control step.
 
         Raises:
-            ModelError: the task does not name the quantity.
+            ModelError: the task does not name the quantity, or the robot has no fingers.
         """
         if name == "fingers.width":
+            if not self.has_fingers:
+                raise ModelError(
+                    "view: the robot has no fingers, and so no 'fingers.width'. Name one that has."
+                )
             width: Any = sum(self._arrays[finger] for finger in self._fingers)
             return width
         if name not in self._arrays:
@@ -46,6 +50,11 @@ class View:
                 "task's `observation`, or in `privileged` if the policy does not observe it."
             )
         return self._arrays[name]
+
+    @property
+    def has_fingers(self) -> bool:
+        """Whether the robot has joints that grippers move."""
+        return bool(self._fingers)
 
     def name(self, name: str, array: Array) -> None:
         """Adds a live array (B, k) that is no quantity of the engine, such as the sizes of things."""

@@ -93,7 +93,8 @@ def check_scene(model: mujoco.MjModel, scene: str) -> None:
         & (model.actuator_dyntype == mjtDyn.mjDYN_NONE)
         & (model.actuator_gear[:, 0] == 1.0)
     )
-    driven = model.actuator_trnid[:, 0]
+    is_cup = model.actuator_trntype == mjtTrn.mjTRN_BODY
+    driven = model.actuator_trnid[~is_cup, 0]
     lacks = {
         "friction of one geom that overrules the other's (priority)": model.geom_priority[geoms].any(),
         f"shapes that touch: {', '.join(sorted(each.name[7:].lower() for each in shapes))}": shapes,
@@ -106,8 +107,9 @@ def check_scene(model: mujoco.MjModel, scene: str) -> None:
         "tendons": model.ntendon,
         "flexible bodies": model.nflex,
         "equalities other than of two joints": (model.eq_type != mjtEq.mjEQ_JOINT).any(),
-        "actuators that are no position servos of a joint": not servo.all(),
-        "two actuators of a joint": len(set(driven.tolist())) != model.nu,
+        "suction cups (adhesion)": is_cup.any(),
+        "actuators that are no position servos of a joint": not (servo | is_cup).all(),
+        "two actuators of a joint": len(set(driven.tolist())) != len(driven),
         "activations, plugins or histories": model.na or model.nplugin or model.nhistory,
         "two joints of a body": (model.body_jntnum > 1).any(),
         "solref of stiffness and damping": (_solrefs(model) <= 0).any(),

@@ -1,4 +1,4 @@
-"""A gantry with a parallel gripper, built in code: three slides, a yaw hinge, two coupled fingers.
+"""A gantry, built in code: three slides, a yaw hinge, and two coupled fingers or a suction cup.
 
 Made for fast experiments. Its joint positions are the tool's own coordinates (x, y, z in metres,
 yaw in radians), so that its kinematics cost next to nothing and hide nothing. No real machine is
@@ -7,10 +7,13 @@ Panda's does.
 
 Elements: bodies `frame`, `bridge`, `carriage`, `column`, `hand`, `left_finger`, `right_finger`;
 joints `x`, `y`, `z`, `yaw`, `finger_joint1`, `finger_joint2`; actuators of the same names and
-`gripper` (half opening in m); geoms `left_pad`, `right_pad`; site `tool`.
+`gripper` (half opening in m); geoms `left_pad`, `right_pad`; site `tool`. With the cup: body `cup` in the
+place of the fingers' bodies and joints, actuator `suction` (share of its force).
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mujoco
 from mujoco import mjtGeom, mjtJoint
@@ -23,6 +26,7 @@ from robot_rl.sim.robots.servo import (
     add_finger_coupling,
     add_position_servo,
     add_sliding_fingers,
+    add_suction,
 )
 
 LIMITS = SafetyLimits(
@@ -47,6 +51,13 @@ _PAD_TORSION_M = 0.008
 """Torsional friction: torque about the contact's normal over the normal force."""
 _BEAM_Y_M, _BEAM_Z_M = 0.55, 0.62
 
+_CUP_RADIUS_M = 0.012
+_VACUUM_PA = 60e3
+"""Below the pressure of the air, as small ejectors make it."""
+_CUP_FORCE_N = _VACUUM_PA * math.pi * _CUP_RADIUS_M**2
+"""27 N."""
+_LIP_RADIUS_M = 0.004
+
 _WHITE = (0.93, 0.94, 0.95, 1.0)
 _GREY = (0.35, 0.37, 0.40, 1.0)
 _DARK = (0.16, 0.17, 0.19, 1.0)
@@ -56,22 +67,36 @@ Rgba = tuple[float, float, float, float]
 
 def build() -> mujoco.MjSpec:
     """Returns the gantry: base at the origin, z up, position servos, no scene."""
-    spec = mujoco.MjSpec()
-    spec.modelname = "gantry"
-    spec.compiler.degree = False
-    physics_options(spec)
-    frame = spec.worldbody.add_body(name="frame")
-    _add_frame_shapes(frame)
-    column = _add_slides(frame)
-    _add_hand(column)
-    for name, kp, kd, effort in zip(_JOINTS, _KP, _KD, LIMITS.effort_n_m, strict=True):
-        add_position_servo(spec, name=name, joint=spec.joint(name), kp=kp, kd=kd, effort=effort)
+    spec, hand = _build_arm("gantry")
+    _add_fingers(hand)
     add_finger_coupling(spec, leader="finger_joint1", follower="finger_joint2")
     add_position_servo(
         spec, name="gripper", joint=spec.joint("finger_joint1"),
         kp=_GRIPPER_KP_N_M, kd=_GRIPPER_KD_N_S_M, effort=_GRIPPER_FORCE_N,
     )  # fmt: skip
     return spec
+
+
+def build_suction() -> mujoco.MjSpec:
+    """Returns the gantry with a suction cup in the place of its fingers."""
+    spec, hand = _build_arm("suction_gantry")
+    cup = _add_cup(hand)
+    add_suction(spec, name="suction", body=cup, force_n=_CUP_FORCE_N)
+    return spec
+
+
+def _build_arm(name: str) -> tuple[mujoco.MjSpec, mujoco.MjsBody]:
+    """Returns the gantry without an end effector, and its hand."""
+    spec = mujoco.MjSpec()
+    spec.modelname = name
+    spec.compiler.degree = False
+    physics_options(spec)
+    frame = spec.worldbody.add_body(name="frame")
+    _add_frame_shapes(frame)
+    hand = _add_hand(_add_slides(frame))
+    for joint, kp, kd, effort in zip(_JOINTS, _KP, _KD, LIMITS.effort_n_m, strict=True):
+        add_position_servo(spec, name=joint, joint=spec.joint(joint), kp=kp, kd=kd, effort=effort)
+    return spec, hand
 
 
 def _add_frame_shapes(frame: mujoco.MjsBody) -> None:
@@ -104,8 +129,8 @@ def _add_slides(frame: mujoco.MjsBody) -> mujoco.MjsBody:
     return parent
 
 
-def _add_hand(column: mujoco.MjsBody) -> None:
-    """Adds the hand (turned upside down: its z axis approaches), two sliding fingers and the tool site."""
+def _add_hand(column: mujoco.MjsBody) -> mujoco.MjsBody:
+    """Adds the hand (turned upside down: its z axis approaches) and the tool site; returns the hand."""
     hand = column.add_body(name="hand", pos=(0, 0, _TOOL_FROM_HAND_M), quat=(0, 1, 0, 0), gravcomp=1.0)
     _set_inertia(hand, 0.7)
     hand.add_joint(
@@ -117,6 +142,11 @@ def _add_hand(column: mujoco.MjsBody) -> None:
     )
     hand.add_site(name="tool", pos=(0, 0, _TOOL_FROM_HAND_M), size=(0.006, 0.006, 0.006), group=4)
     add_capsule(hand, (0.0, -0.065, 0.025), (0.0, 0.065, 0.025), 0.028, _DARK, touches=True)
+    return hand
+
+
+def _add_fingers(hand: mujoco.MjsBody) -> None:
+    """Adds two sliding fingers."""
     fingers = add_sliding_fingers(
         hand,
         mount_m=_FINGER_MOUNT_M,
@@ -149,6 +179,31 @@ def _add_pad(finger: mujoco.MjsBody, name: str) -> None:
     )
 
 
+def _add_cup(hand: mujoco.MjsBody) -> mujoco.MjsBody:
+    """Adds the cup, four balls whose lowest points are its lip, and its stem, which pulls nothing.
+
+    Four contacts hold a face flat, as a ring does, and each is the cheapest that there is. The stem is of the
+    hand, since adhesion pulls by all geoms of a body.
+    """
+    low = _TOOL_FROM_HAND_M - 2 * _CUP_RADIUS_M
+    add_capsule(hand, (0.0, 0.0, 0.02), (0.0, 0.0, low), _CUP_RADIUS_M, _GREY, touches=True)
+    cup = hand.add_body(name="cup", pos=(0, 0, _TOOL_FROM_HAND_M), gravcomp=1.0)
+    _set_inertia(cup, 0.03)
+    ring_m = (_CUP_RADIUS_M - _LIP_RADIUS_M) / math.sqrt(2.0)
+    for x, y in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+        cup.add_geom(
+            type=mjtGeom.mjGEOM_SPHERE,
+            pos=(x * ring_m, y * ring_m, -_LIP_RADIUS_M),
+            size=(_LIP_RADIUS_M, 0.0, 0.0),
+            rgba=_ORANGE,
+            contype=0,
+            conaffinity=1,
+            condim=3,
+            friction=(0.5, 0.005, 0.0001),
+        )
+    return cup
+
+
 def _set_inertia(body: mujoco.MjsBody, mass_kg: float) -> None:
     """Gives a body the inertia of a ball of 5 cm about its origin: slides feel the mass alone."""
     body.explicitinertial = True
@@ -179,3 +234,15 @@ GANTRY = Robot(
     build=build,
 )
 """Home: the tool where the Panda's is, fingers opening along y."""
+
+SUCTION_GANTRY = replace(
+    GANTRY,
+    name="suction_gantry",
+    gripper_actuator="suction",
+    gripper_open=0.0,
+    gripper_closed=1.0,
+    finger_joints=(),
+    gripper_home=0.0,
+    build=build_suction,
+)
+"""The tool is in the middle of the cup's lip, at the place between the finger tips."""

@@ -4,15 +4,17 @@ A robot is joints with position servos, some of which form arms, and end effecto
 of each arm; a joint of no arm has an element of its own, and so has an end effector. Five kinds of bodies
 differ in which of these they have:
 
-    arm         one arm of all joints, a gripper or none
+    arm         one arm of all joints, a gripper, a suction cup or none
     mobile_arm  the joints of a base, one arm, its gripper
     two_arms    two arms, their grippers
     hand        joints alone
     rotors      end effectors alone, on a body that moves freely
 
 One convention holds for the tool site of every arm: the origin lies between the finger tips, z is the
-approach direction (out of the hand), y the direction the fingers open along. The tool site of a hand is in
-its palm, that of rotors in the middle of their body.
+approach direction (out of the hand), y the direction the fingers open along. The tool site of a suction cup
+is in the middle of its lip, that of a hand in its palm, that of rotors in the middle of their body.
+
+A suction cup is a gripper without fingers: closed means that it pulls, open that it does not.
 """
 
 from collections.abc import Callable
@@ -41,17 +43,24 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Effector:
-    """What one number works: a gripper, or a rotor."""
+    """What one number works: a gripper, a suction cup or a rotor."""
 
     name: str
     """Of its element of the action."""
     actuator: str
     low: float
-    """Control value of the action -1: a gripper is shut, a rotor stands."""
+    """Control value of the action -1: a gripper is shut, a cup pulls, a rotor stands."""
     high: float
     """Control value of the action +1."""
     home: float
     """Control value at the beginning of an episode."""
+    is_cup: bool = False
+    """Whether it is a suction cup."""
+
+    @property
+    def idle(self) -> float:
+        """The action in tasks whose actions leave it out: a gripper is shut, a cup does not pull."""
+        return 1.0 if self.is_cup else -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +79,17 @@ class RobotNames:
     effectors: tuple[Effector, ...] = ()
     """Left out of kind `arm`, whose gripper the next fields describe. `all_effectors` has those of any."""
     gripper_actuator: str = ""
-    """The one position servo of the gripper; empty, like all of the gripper's fields, if there is none."""
+    """The one position servo of the gripper, or the adhesion actuator of a suction cup; empty, like all of
+    the gripper's fields, if there is none."""
     gripper_open: float = 0.0
-    """Control value that opens the gripper, in the actuator's unit (m or rad)."""
+    """Control value that opens the gripper, in the actuator's unit (m or rad); 0 of a suction cup."""
     gripper_closed: float = 0.0
-    """Control value that closes it."""
+    """Control value that closes it; of a suction cup the share of its force with which it holds."""
     finger_joints: tuple[str, ...] = ()
-    """Joints that grippers move."""
+    """Joints that grippers move; a suction cup has none."""
     tool_site: str
-    """Site between the finger tips, or at the tip of a bare tool: z approaches, y is where fingers open. Of
-    several arms that of the first."""
+    """Site between the finger tips, in the lip of a cup, or at the tip of a bare tool: z approaches, y is
+    where fingers open. Of several arms that of the first."""
     home_rad: Floats
     """Arm joint positions at rest: the gripper above the table, pointing down."""
     gripper_home: float = 0.0
@@ -98,17 +108,31 @@ class RobotNames:
             if size != num_joints:
                 raise ModelError(f"robot {self.name}: {name} has {size} entries for {num_joints} arm joints.")
         self._check_parts()
-        if self.kind == "arm" and bool(self.gripper_actuator) != bool(self.finger_joints):
-            raise ModelError(
-                f"robot {self.name}: got gripper_actuator {self.gripper_actuator!r} and finger_joints "
-                f"{list(self.finger_joints)}; a gripper has both, a robot without one neither."
-            )
+        if self.kind == "arm":
+            self._check_gripper()
         low, high = self.limits.position_low_rad, self.limits.position_high_rad
         for joint, lowest, home, highest in zip(self.arm_joints, low, self.home_rad, high, strict=True):
             if not lowest <= home <= highest:
                 raise ModelError(
                     f"robot {self.name}: home_rad of {joint} is {home}, allowed is [{lowest}, {highest}]."
                 )
+
+    def _check_gripper(self) -> None:
+        """Refuses fingers that nothing moves, and a suction cup whose controls are no shares of its force."""
+        at = f"robot {self.name}"
+        if self.finger_joints and not self.gripper_actuator:
+            raise ModelError(
+                f"{at}: got finger_joints {list(self.finger_joints)} and no gripper_actuator; a gripper has "
+                "both, a suction cup has no finger_joints, a robot without them neither."
+            )
+        controls = (self.gripper_open, self.gripper_closed, self.gripper_home)
+        opened, closed, home = controls
+        if self.has_cup and not (opened == home == 0.0 < closed <= 1.0):
+            raise ModelError(
+                f"{at}: got gripper_open, gripper_closed and gripper_home {list(controls)} of a gripper "
+                "without finger_joints, which is a suction cup; allowed: 0, a share of its force above 0 and "
+                "at most 1, and 0. Or name the finger_joints."
+            )
 
     def _check_parts(self) -> None:
         """Refuses arms and end effectors that do not make a body of the kind."""
@@ -142,8 +166,20 @@ class RobotNames:
             return self.effectors
         closed, opened = self.gripper_closed, self.gripper_open
         return (
-            Effector(name="gripper", actuator=self.gripper_actuator, low=closed, high=opened, home=opened),
+            Effector(
+                name="gripper",
+                actuator=self.gripper_actuator,
+                low=closed,
+                high=opened,
+                home=opened,
+                is_cup=self.has_cup,
+            ),
         )
+
+    @property
+    def has_cup(self) -> bool:
+        """Whether a robot of kind `arm` has a suction cup in the place of a gripper with fingers."""
+        return bool(self.gripper_actuator) and not self.finger_joints
 
     @property
     def tools(self) -> tuple[str, ...]:

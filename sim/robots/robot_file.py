@@ -25,10 +25,10 @@ import numpy as np
 import yaml
 
 from robot_rl.config.build import build
-from robot_rl.core.errors import ConfigError, ModelError, nearest
+from robot_rl.core.errors import ConfigError, ModelError, nearest, require
 from robot_rl.sim.robots.physics import physics_options
 from robot_rl.sim.robots.robot import Floats, Robot, RobotNames, check_names
-from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
+from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo, add_suction, set_cup_contacts
 from robot_rl.sim.robots.servo_block import servos_block
 from robot_rl.sim.robots.urdf import read_urdf
 
@@ -91,6 +91,19 @@ class Servos:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Suction:
+    """A suction cup; `gripper_actuator` is a name for what is added, which pulls what the body touches."""
+
+    body: str
+    """Body whose own geoms are the cup."""
+    force_n: float
+    """Largest pull: the vacuum times the area of the cup."""
+
+    def __post_init__(self) -> None:
+        require(0.0 < self.force_n < math.inf, "suction.force_n", self.force_n, "a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSource:
     """Where the MJCF is, and which part of it to keep."""
 
@@ -114,6 +127,8 @@ class ModelSource:
     """Tool site to add, if the MJCF has none."""
     servos: Servos | None = None
     """Servos to use instead of the MJCF's actuators."""
+    suction: Suction | None = None
+    """Suction cup to add, if the MJCF has no `<adhesion>`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +180,15 @@ def read_robot(path: Path, content: Mapping[str, Any]) -> Robot:
     except ConfigError as error:
         raise ModelError(f"{at}: {error}") from error
     if found.model.servos is not None:
-        _check_gripper_servo(_GRIPPER_SERVO_KEYS & content["model"]["servos"].keys(), bool(given), at)
+        servo_keys = _GRIPPER_SERVO_KEYS & content["model"]["servos"].keys()
+        _check_gripper_servo(servo_keys, bool(found.finger_joints), at)
+    if found.model.suction is not None and not found.has_cup:
+        raise ModelError(
+            f"{at}: model.suction: got gripper_actuator {found.gripper_actuator!r} and finger_joints "
+            f"{list(found.finger_joints)}; a suction cup has the first and none of the others. Write "
+            "gripper_actuator: suction, gripper_open: 0, gripper_closed: 1, gripper_home: 0, "
+            "finger_joints: []."
+        )
     source, names = found.model, {field.name: getattr(found, field.name) for field in fields(RobotNames)}
     if source.builder is not None:
         return Robot(build=_builder(source.builder, at), **names)
@@ -213,7 +236,12 @@ def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpe
     check_names(robot, spec, actuators=False)
     _bound_joints(robot, spec)
     _check_servos(robot, spec)
+    if source.suction is not None:
+        cup = _body(spec, source.suction.body, f"robot {robot.name}: model.suction.body")
+        add_suction(spec, name=robot.gripper_actuator, body=cup, force_n=source.suction.force_n)
     check_names(robot, spec)
+    if robot.has_cup:
+        set_cup_contacts(_cup_of(robot, spec))
     _check_limits(robot, spec)
     return spec
 
@@ -330,9 +358,13 @@ def _add_tool(spec: mujoco.MjSpec, robot: RobotNames, tool: Tool) -> None:
 
 
 def _replace_actuators(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -> None:
-    """Puts one servo on each arm joint, with the file's effort limits, and one on the gripper."""
+    """Puts one servo on each arm joint, with the file's effort limits, and one on the gripper.
+
+    A suction cup of the MJCF stays.
+    """
     for actuator in list(spec.actuators):
-        spec.delete(actuator)
+        if not (robot.has_cup and actuator.name == robot.gripper_actuator):
+            spec.delete(actuator)
     check_names(robot, spec, actuators=False)
     _bound_joints(robot, spec)
     for name in ("kp", "kd", "armature_kg_m2"):
@@ -418,6 +450,24 @@ def _check_servos(robot: RobotNames, spec: mujoco.MjSpec) -> None:
         f"robot {robot.name}: {found}. Put servos into the file, under `model:`. For its masses, and this "
         f"home_rad:\n{block}"
     )
+
+
+def _cup_of(robot: RobotNames, spec: mujoco.MjSpec) -> mujoco.MjsBody:
+    """Returns the body of the suction cup; refuses one that can hold nothing."""
+    at, name = f"robot {robot.name}", robot.gripper_actuator
+    actuator = spec.actuator(name)
+    if actuator.trntype != mujoco.mjtTrn.mjTRN_BODY or tuple(actuator.ctrlrange) != (0.0, 1.0):
+        raise ModelError(
+            f"{at}: gripper_actuator {name!r} has no finger_joints and is no <adhesion> of ctrlrange [0, 1]. "
+            "Name the finger_joints, or give model.suction with the body of a suction cup and its force_n."
+        )
+    cup = _body(spec, actuator.target, f"{at}: body of {name}")
+    if not any(geom.conaffinity for geom in cup.geoms):
+        raise ModelError(
+            f"{at}: body {cup.name!r} of the suction cup has no geom of its own that touches, so it holds "
+            "nothing. Give it one, or name it in model.collide."
+        )
+    return cup
 
 
 def _check_limits(robot: RobotNames, spec: mujoco.MjSpec) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from robot_rl.hal.env_rules import require
 from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.scene import add_free_box
 
 Array = NDArray[Any]
 
@@ -24,15 +25,19 @@ _STEP = 0.1
 """Of one joint, in rad or m: it moves the tool by a tenth of that, in m or as a component of its axes."""
 _TRAVEL = 0.02
 """Largest error of a finger, as a share of its way."""
+_BOX_KG, _BOX_HALF_M, _OVERLAP_M = 0.1, 0.02, 2e-4
+"""Of the box that a suction cup must hold: twice a cube of the shipped tasks, a little in the lip."""
+_FALLEN_M, _FALL_S = 0.005, 0.5
 
 
 class StandingRobot:
     """A robot alone at home, its servos holding it."""
 
-    def __init__(self, robot: Robot, aligned: float = ALIGNED) -> None:
+    def __init__(self, robot: Robot, aligned: float = ALIGNED, *, spec: mujoco.MjSpec | None = None) -> None:
+        """Compiles it; `spec` may hold more than the robot."""
         self.robot, self.aligned = robot, aligned
         self.at = f"robot {robot.name}"
-        self.model = robot.build().compile()
+        self.model = (spec or robot.build()).compile()
         self.state = mujoco.MjData(self.model)
         for joint, actuator, home in zip(robot.arm_joints, robot.arm_actuators, robot.home_rad, strict=True):
             self.state.joint(joint).qpos = home
@@ -165,7 +170,7 @@ def every_arm_joint_moves_the_tool(standing: StandingRobot) -> None:
 def one_command_closes_all_fingers(standing: StandingRobot) -> None:
     """The gripper's one servo brings every finger to both ends."""
     robot, state = standing.robot, standing.state
-    if robot.kind != "arm" or not robot.gripper_actuator:
+    if robot.kind != "arm" or not robot.finger_joints:
         return
     standing.simulate(1.0)
     travel = abs(robot.gripper_open - robot.gripper_closed)
@@ -182,6 +187,35 @@ def one_command_closes_all_fingers(standing: StandingRobot) -> None:
             )
 
 
+def cup_holds(robot: Robot, control: float) -> bool:
+    """Returns whether the suction cup keeps a box whose upper face is at the tool, at this control value."""
+    spec = robot.build()
+    add_free_box(spec, "box", half_size_m=[_BOX_HALF_M] * 3, mass_kg=_BOX_KG)
+    standing = StandingRobot(robot, spec=spec)
+    box, (at, world_from_tool) = standing.state.joint("box"), standing.tool()
+    box.qpos[:3] = at + (_BOX_HALF_M - _OVERLAP_M) * world_from_tool[:, 2]
+    mujoco.mju_mat2Quat(box.qpos[3:], world_from_tool.ravel())
+    begun = box.qpos[:3].copy()
+    standing.state.actuator(robot.gripper_actuator).ctrl = control
+    standing.simulate(_FALL_S)
+    return float(np.linalg.norm(box.qpos[:3] - begun)) < _FALLEN_M
+
+
+def a_suction_cup_holds_and_lets_go(standing: StandingRobot) -> None:
+    """A box that touches the lip stays there while the cup is closed, and falls when it is open."""
+    robot = standing.robot
+    if not robot.has_cup:
+        return
+    for control, wanted in ((robot.gripper_closed, True), (robot.gripper_open, False)):
+        words = ("falls", "stays")
+        require(
+            cup_holds(robot, control) == wanted,
+            f"{standing.at}: a box of {_BOX_KG:g} kg at the tool, {robot.gripper_actuator} at {control:g}",
+            words[not wanted],
+            f"{words[wanted]}; the tool is in the middle of the lip",
+        )
+
+
 ROBOT_RULES: dict[str, Callable[[StandingRobot], None]] = {
     rule.__name__: rule
     for rule in (
@@ -191,5 +225,6 @@ ROBOT_RULES: dict[str, Callable[[StandingRobot], None]] = {
         fingers_open_along_y,
         every_arm_joint_moves_the_tool,
         one_command_closes_all_fingers,
+        a_suction_cup_holds_and_lets_go,
     )
 }

@@ -74,8 +74,8 @@ class ServoCheck:
 
     def unlike_servos(self) -> list[str]:
         """Returns the actuators that are no position servos: a target would be their torque."""
-        model, found = self._model, []
-        for name in (*self._robot.arm_actuators, *self._robot.effector_actuators):
+        model, robot, found = self._model, self._robot, []
+        for name in (*robot.arm_actuators, *(() if robot.has_cup else robot.effector_actuators)):
             actuator = model.actuator(name)
             follows = actuator.biasprm[1] < 0.0 and np.isclose(-actuator.biasprm[1], actuator.gainprm[0])
             found += [] if follows else [name]

@@ -8,6 +8,8 @@ from robot_rl.sim.task import Aim, Array, View
 _ABOVE_M = 0.09
 _ALIGNED_M = 0.015
 _AT_TARGET_M = 0.012
+_PRESS_M = 0.003
+"""How far into a thing a suction cup is sent, so that it touches."""
 SHUT_M = 0.015
 """Fingers around a thing are shut when they are wider than it by less than this."""
 _GENTLE_M = 0.015
@@ -22,26 +24,30 @@ def grasp_aim(
     carry_to_m: Array,
     carry_yaw_rad: Array | float = 0.0,
     shut_width_m: Array | float = 0.055,
+    top_m: Array | float = 0.02,
     centred_m: float = 2 * _AT_TARGET_M,
 ) -> Aim:
     """Returns an aim that depends on the present state alone, so that a policy can imitate it.
 
     Args:
-        view: needs `tool.pos`, `tool.xaxis`, `fingers.width`, `<thing>.pos` and `<thing>.xaxis`.
+        view: needs `tool.pos`, `tool.xaxis`, `<thing>.pos` and `<thing>.xaxis`.
         thing: what to grasp.
         offset_m: (B, 3) error of the expert about the place of the thing.
         carry_to_m: (B, 3) target of the tool when the thing is held.
         carry_yaw_rad: its turn then.
         shut_width_m: fingers closer than this are shut, around something or nothing.
+        top_m: height of the upper face, on which a suction cup comes down, above the thing's place.
         centred_m: largest distance of the tool from the thing's axis at which the fingers begin to close.
     """
     xp = namespace(carry_to_m)
     tool, target = view["tool.pos"], view[f"{thing}.pos"] + offset_m
+    if not view.has_fingers:
+        target[:, 2] += top_m - _PRESS_M
     error = tool - target
     sideways = norm(error[:, :2])
     at_target = (sideways < 2 * _AT_TARGET_M) & (xp.abs(error[:, 2]) < _AT_TARGET_M)
-    shut = finger_width(view) < shut_width_m
-    holding = at_target & shut
+    holds = finger_width(view) < shut_width_m if view.has_fingers else error[:, 2] < _PRESS_M
+    holding = at_target & holds
     aligned = (sideways < _ALIGNED_M) | ((sideways < 2 * _ALIGNED_M) & (error[:, 2] < 0.5 * _ABOVE_M))
     height = xp.where(aligned, target[:, 2], target[:, 2] + _ABOVE_M)
     position = xp.concat([target[:, :2], height[:, None]], axis=1)

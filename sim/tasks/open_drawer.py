@@ -88,7 +88,7 @@ class OpenDrawer(Task):
         return Aim(
             position_m=position,
             yaw_rad=half_turn(-heading(view["tool.xaxis"])),
-            closed=namespace(low).ones_like(low),
+            closed=namespace(low).full_like(low, view.has_fingers),
         )
 
 

@@ -33,6 +33,7 @@ class PegInsert(Task):
     name = "peg_insert"
     instruction = "put the red peg into the hole of the blue block"
     horizon_s = 7.0
+    cup_serves = True
     observation = (
         "tool.linvel",
         "peg.pos",

@@ -40,6 +40,7 @@ class _TwoCubes:
     """Name of the cube that goes to the goal: `red` or `blue`."""
     horizon_s = 5.0
     symmetric = True
+    cup_serves = True
     observation = (
         "tool.linvel",
         *(

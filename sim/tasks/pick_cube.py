@@ -33,6 +33,7 @@ class PickCube(Task):
     instruction = "pick up the cube and bring it to the green point"
     horizon_s = 5.0
     symmetric = True
+    cup_serves = True
     observation = (
         "tool.linvel",
         "cube.pos",
@@ -115,5 +116,5 @@ def picking_reward(view: View, cube: str) -> Array:
 def picking_aim(view: View, cube: str, offset_m: Array) -> Aim:
     """Returns the expert's aim for the cube of this name: grasp it, bring it to the goal."""
     carried_to = view["tool.pos"] + view["goal.pos"] - view[f"{cube}.pos"]
-    shut_width_m = grip_width(view, cube) + SHUT_M
-    return grasp_aim(view, cube, offset_m, carry_to_m=carried_to, shut_width_m=shut_width_m)
+    shut_width_m, top_m = grip_width(view, cube) + SHUT_M, view[f"{cube}.half_size"][:, 2]
+    return grasp_aim(view, cube, offset_m, carry_to_m=carried_to, shut_width_m=shut_width_m, top_m=top_m)

@@ -130,7 +130,7 @@ class PushCube(Task):
         return Aim(
             position_m=position,
             yaw_rad=xp.where(low | there, 0.0, yaw),
-            closed=xp.ones_like(low),
+            closed=xp.full_like(low, view.has_fingers),  # a cup would hold the cube
         )
 
     @staticmethod

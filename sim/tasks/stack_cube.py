@@ -35,6 +35,7 @@ class StackCube(Task):
     instruction = "put the red cube on the blue cube and let go"
     horizon_s = 6.0
     symmetric = True
+    cup_serves = True
     observation = (
         "tool.linvel",
         "red.pos",
@@ -94,7 +95,10 @@ class StackCube(Task):
         error = view["red.pos"] - place
         carry = tool + carry_to(view["red.pos"], place, clearance_m=0.04, aligned_m=0.008)
         shut_width_m = grip_width(view, "red") + SHUT_M
-        aim = grasp_aim(view, "red", offset_m * 0.0, carry_to_m=carry, shut_width_m=shut_width_m)
+        aim = grasp_aim(
+            view, "red", offset_m * 0.0,
+            carry_to_m=carry, shut_width_m=shut_width_m, top_m=view["red.half_size"][:, 2],
+        )  # fmt: skip
         placed = _stacked(error, 0.015, 1.5 * _HEIGHT_TOLERANCE_M)
         aim.position_m[placed] = tool[placed] + like((0.0, 0.0, 0.06), tool)
         aim.yaw_rad[placed] = 0.0
