@@ -89,6 +89,28 @@ def test_fifty_control_steps_agree(device: str, task: str) -> None:
     assert warp_of(theirs).num_overflows == 0
 
 
+def test_a_suction_cup_lifts_carries_and_lets_go_as_on_the_cpu(device: str) -> None:
+    ours, theirs = pair(device, task="pick_cube", robot="suction_gantry")
+    ours.reset(seed=0)
+    theirs.reset(seed=0)
+    expert = ours.expert()
+    while bool((ours.view["cube.pos"][:, 2] < 0.04).any()):  # the last one is lifted by 2 cm
+        ours.step(expert.act())
+    theirs.set_state(torch.as_tensor(ours.get_state()))
+    held = np.tile(np.array([0.2, -0.2, 0.1, 0.2, -1.0], np.float32), (NUM_ENVS, 1))
+    opened = np.tile(np.array([0.0, 0.0, 0.5, 0.0, 1.0], np.float32), (NUM_ENVS, 1))
+    for action, steps in ((held, 10), (opened, 15)):
+        for _ in range(steps):
+            ours.step(action)
+            theirs.step(torch.as_tensor(action))
+        found, wanted = (to_numpy(env.view["cube.pos"]) for env in (theirs, ours))
+        np.testing.assert_allclose(found, wanted, atol=STATE_TOLERANCE)
+        in_tool = to_numpy(theirs.view["cube_in_tool.pos"])
+        # In the lip by half a millimetre, or on the table, with the tool above it.
+        assert bool((abs(in_tool[:, 2] - 0.0195) < 5e-4).all()) == (action is held)
+    np.testing.assert_allclose(found[:, 2], 0.02, atol=1e-3)
+
+
 def test_states_and_starts_are_those_of_the_cpu(device: str) -> None:
     ours, theirs = pair(device, randomize=True)
     seen, got = ours.reset(seed=3)[0]["state"], theirs.reset(seed=3)[0]["state"].cpu()
