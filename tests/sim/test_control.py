@@ -191,8 +191,18 @@ def test_a_gripper_that_is_stepped_shuts_in_a_second_and_then_holds(hz: float, s
     check_vector_env(lambda n: SimVectorEnv(config, n))
 
 
-def test_the_expert_lifts_with_gripper_steps() -> None:
-    env = SimVectorEnv(EnvConfig(task="pick_cube", gripper_steps=True), 20, autoreset="disabled")
+def test_steps_of_an_end_effector_whose_closed_end_is_the_larger_one() -> None:
+    controller = controller_of(Control(kind="joint_delta", gripper="step"), "suction_gantry")
+    action = np.zeros((2, 5), np.float32)
+    action[:, 4] = -1.0  # pulls more: a stroke per second is 0.05 of the force in a control step
+    np.testing.assert_allclose(controller.effectors(action, np.array([[0.2], [0.99]]))[:, 0], [0.25, 1.0])
+    np.testing.assert_allclose(controller.effectors(-action, np.array([[0.2], [0.01]]))[:, 0], [0.15, 0.0])
+
+
+@pytest.mark.parametrize("robot", ["panda", "suction_gantry"])
+def test_the_expert_lifts_with_gripper_steps(robot: str) -> None:
+    config = EnvConfig(task="pick_cube", robot=robot, gripper_steps=True)
+    env = SimVectorEnv(config, 20, autoreset="disabled")
     env.reset(seed=np.arange(20).tolist())
     expert, solved = env.expert(), np.zeros(20, bool)
     for _ in range(env.horizon):
