@@ -10,8 +10,11 @@ docs/resets.md says what they mean where a task has no thing, or no grasp.
 from dataclasses import dataclass
 from typing import Literal
 
+from robot_rl.core.errors import ConfigError, require
+
 USUAL = ("reaching", "near_object", "grasped", "near_goal")
 CLASSES = (*USUAL, "carried")
+_WITHOUT_THING = ("reaching", "near_goal")
 TOOL = "tool"
 Vector = tuple[float, ...]
 
@@ -21,7 +24,8 @@ class Resets:
     """A task's declaration; metres, in the world's axes unless it says so."""
 
     thing: str = TOOL
-    """Body that the task moves, by a free joint or a slide; `tool`: the tool itself goes to the goal."""
+    """Body that the task moves, by a free joint or a slide; `tool`: the tool itself goes to the goal, and
+    nothing is grasped: `hold` is then `none`."""
     goal: str = ""
     """Body in whose frame the thing's place is; none for a slide."""
     at_goal_m: Vector = (0.0, 0.0, 0.0)
@@ -54,6 +58,28 @@ class Resets:
     """Those that make sense for the task, of these."""
 
     def __post_init__(self) -> None:
-        assert set(self.classes) <= set(CLASSES), f"classes: {self.classes}, allowed: {CLASSES}"
-        held = {"grasped", "carried"} & set(self.classes)
-        assert self.hold != "none" or not held, f"{held}: nothing holds the thing"
+        """Checks the declaration where it is written.
+
+        Raises:
+            ConfigError: a class that does not exist, or one in which a hand holds what it cannot.
+        """
+        at = "resets of a task"
+        require(set(self.classes) <= set(CLASSES), f"{at}: classes", self.classes, f"of {', '.join(CLASSES)}")
+        if self.thing in ("", TOOL):
+            self._check_tool(at)
+        held = [name for name in self.classes if name in ("grasped", "carried")]
+        if self.hold == "none" and held:
+            raise ConfigError(
+                f"{at}: got hold='none' with classes {', '.join(held)}, in which a hand holds "
+                f"{self.thing!r}. Leave these classes out, or declare hold='grasp'."
+            )
+
+    def _check_tool(self, at: str) -> None:
+        """Refuses what needs a thing of a task that has none."""
+        got = f"hold={self.hold!r}, way={self.way!r}, classes={self.classes}"
+        if self.hold != "none" or self.way != "straight" or not set(self.classes) <= set(_WITHOUT_THING):
+            raise ConfigError(
+                f"{at}: got no `thing` to grasp, {got}; allowed without a thing, where the tool itself goes "
+                f"to the goal: hold='none', way='straight', classes of {_WITHOUT_THING}. Name the body "
+                "that is moved, such as thing='cube', or declare these."
+            )

@@ -133,6 +133,34 @@ def test_a_task_without_a_declaration_is_refused(monkeypatch: pytest.MonkeyPatch
         bench_of("reach")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"goal": "goal"}, r"got no `thing` to grasp, hold='grasp', .*thing='cube', or declare these"),
+        ({"hold": "held", "classes": ("reaching",)}, r"no `thing` to grasp, hold='held', way='straight', "),
+        ({"hold": "none", "classes": ("near_object",)}, r"allowed without .* \('reaching', 'near_goal'\)"),
+        (
+            {"hold": "none", "way": "walk", "classes": ("near_goal",)},
+            r"way='walk'.* allowed .*way='straight'",
+        ),
+        (
+            {"thing": "cube", "hold": "none"},
+            r"got hold='none' with classes grasped, in which a hand holds 'cu",
+        ),
+        (
+            {"thing": "cube", "classes": ("far",)},
+            r"resets of a task: classes: got \('far',\), allowed: of rea",
+        ),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused_where_it_is_written(
+    wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Resets(**wrong)
+    assert Resets(goal="goal", hold="none", classes=("reaching", "near_goal")).thing == "tool"
+
+
 def declare(monkeypatch: pytest.MonkeyPatch, task: str, **changes: object) -> Workbench:
     declared: Resets = resolve("task", task).resets
     monkeypatch.setattr(resolve("task", task), "resets", replace(declared, **changes))
