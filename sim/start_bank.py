@@ -159,18 +159,23 @@ class StartBank:
     def asked(self, options: Mapping[str, Any]) -> Generator[None]:
         """Within it, episodes begin as `reset_class` and `reset_row` (B,) say, in the place of draws.
 
-        Without `reset_class` it changes nothing; a number alone is meant for every env.
+        A number alone is meant for every env. With `states` they begin as the task's own, in no row: the
+        caller then puts them into these states. Without either it changes nothing.
 
         Raises:
-            ConfigError: there is no such class, or no such row.
+            ConfigError: there is no such class, or no such row, or both options are given.
         """
-        if "reset_class" not in options:
+        if "states" in options:
+            named = sorted({"reset_class", "reset_row"} & set(options))
+            require(not named, "reset: states", f"states with {', '.join(named)}", "one of them")
+            own = self._backend.asarray(np.zeros(len(self.kind), np.int64))
+            self._asked = own, own - 1
+        elif "reset_class" not in options:
             require(
                 "reset_row" not in options, "reset: reset_row", options.get("reset_row"), "with reset_class"
             )
-            yield
-            return
-        self._asked = self._checked(options["reset_class"], options.get("reset_row", 0))
+        else:
+            self._asked = self._checked(options["reset_class"], options.get("reset_row", 0))
         try:
             yield
         finally:

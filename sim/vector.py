@@ -329,11 +329,12 @@ class SimVectorEnv(VectorEnv):
         Args:
             seed: s gives env i the seed s + i; a sequence gives each its own; None, also in a
                 sequence, goes on to the next episode of the present seed.
-            options: `reset_mask` (B,) bool; `states` (B, n) rows to start from instead of the
-                task's own distribution; where there is a bank, `reset_class` and `reset_row` (B,).
+            options: `reset_mask` (B,) bool; `states` (B, n) rows of `get_state` to start from instead of
+                the task's own distribution, with the model that the episode's seed draws; where there is a
+                bank, `reset_class` and `reset_row` (B,), with the model of that row.
 
         Raises:
-            ConfigError: an option that does not exist.
+            ConfigError: an option that does not exist, or `states` with a row of a bank.
         """
         options = options or {}
         allowed = ["reset_mask", "states", *(() if self._starts is None else ("reset_class", "reset_row"))]

@@ -211,6 +211,36 @@ def test_a_reset_may_name_class_and_row(bank: Bank, folder: Path) -> None:
             env.reset(options={"reset_class": 1, name: given})
 
 
+def test_a_reset_to_given_states_is_no_row_of_the_bank(tmp_path: Path) -> None:
+    """Envs 0 and 2 of 3 begin in states 1 and 5; their models are what their seeds draw without a bank."""
+    how: dict[str, Any] = {"task": "gantry_peg", "num_threads": 1, "randomize": True}
+    bench = Workbench(SimVectorEnv(EnvConfig(**how), 16, autoreset="disabled"))
+    made = generate(bench, GenerateSettings(rows=12, seed=0, classes=("grasped",)))
+    made.save(tmp_path / "bank")
+    rows = made.sets["grasped"]
+    resets = ResetsConfig(bank=str(tmp_path / "bank"))
+    env = SimVectorEnv(EnvConfig(**how, resets=resets), 3, autoreset="disabled")
+    plain = SimVectorEnv(EnvConfig(**how), 3, autoreset="disabled")
+    plain.reset(seed=7)
+    _, first = env.reset(seed=7)
+    assert (first["reset_class"] == 1).all()
+    kept = first["reset_row"][1]
+    given = {"states": rows.states[[1, 3, 5]], "reset_mask": np.array([True, False, True])}
+    plain.reset(options=given)
+    _, infos = env.reset(options=given)
+    np.testing.assert_array_equal(env.backend.read_states()[[0, 2]], rows.states[[1, 5]])
+    *_, stepped = env.step(np.zeros((3, 3)))
+    for found in (infos, stepped):
+        assert found["reset_class"].tolist() == [0, 1, 0]
+        assert found["reset_row"].tolist() == [-1, kept, -1]
+    ids = np.array([0, 2])
+    np.testing.assert_array_equal(env.drawn(ids), plain.drawn(ids))
+    np.testing.assert_array_equal(env.drawn(np.array([1])), rows.varied[[kept]])
+    assert (env.reset()[1]["reset_class"] == 1).all()  # the next episodes are drawn from the bank
+    with pytest.raises(ConfigError, match="reset: states: got 'states with reset_class', allowed: one of"):
+        env.reset(options={**given, "reset_class": 1})
+
+
 def test_tensors_begin_in_the_same_rows(folder: Path) -> None:
     mix = {"own": 1.0, "near_goal": 1.0, "reaching": 1.0}
     ours, theirs = env_of(folder, mix=mix), env_of(folder, mix=mix, array="torch")
