@@ -6,6 +6,7 @@ episode draws of the model.
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -105,6 +106,15 @@ class Bank:
     bills: dict[str, ClassBill]
     settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """With which it was made, `seed` among them."""
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of all its classes and states: two banks of one key differ in it."""
+        found = hashlib.sha256()
+        for name, each in self.sets.items():
+            found.update(name.encode())
+            found.update(np.ascontiguousarray(each.states).tobytes())
+        return found.hexdigest()[:16]
 
     def save(self, folder: Path) -> None:
         """Writes a new folder; `bank.json` comes last, so that a bank cut short is none."""

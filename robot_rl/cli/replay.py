@@ -66,6 +66,13 @@ def _info(paths: Sequence[str], settings: dict[str, str]) -> Result:
     more = f" and {len(found.instructions) - 3} more" if len(found.instructions) > 3 else ""
     texts = ", ".join(repr(text) for text in found.instructions[:3])
     console.print(f"instructions: {texts or 'none'}{more}", markup=False)
+    if found.starts:
+        parts = (
+            f"{group.name} {_count(group.episodes, 'episode')}, success "
+            f"{_share_of(group.successes / group.episodes)}"
+            for group in found.starts
+        )
+        console.print(f"starts: {'; '.join(parts)}", markup=False)
     where = f"{found.sealed_episodes:,} sealed, {found.journal_episodes:,} in the journal, "
     where = where if found.kind == "store" else ""
     console.print(

@@ -210,6 +210,7 @@ def _facts(folder: Path, bank: Bank) -> dict[str, Any]:
     return {
         "bank": str(folder),
         "key": asdict(bank.key),
+        "digest": bank.digest,
         "settings": bank.settings,
         "classes": {
             name: {"rows": len(found), "solved": int(found.solved.sum()), **asdict(bank.bills[name])}
@@ -235,7 +236,8 @@ def _print(bank: Bank, facts: Mapping[str, Any]) -> None:
     )
     print(
         f"model {key.model_hash}, MuJoCo {key.mujoco}, {key.num_state} numbers a state, "
-        f"varied: {', '.join(key.varied) or 'nothing'}; seed {bank.settings.get('seed')}\n"
+        f"varied: {', '.join(key.varied) or 'nothing'}; seed {bank.settings.get('seed')}, "
+        f"digest {facts['digest']}\n"
         f"cost: {facts['control_steps']:,} control steps ({facts['physics_steps']:,} physics steps), "
         f"{facts['seconds']} s"
     )

@@ -29,7 +29,7 @@ POLICY_ACTION = "policy_action"
 EXECUTED = "executed_target_rad"
 """Group of a recording: the joint targets of `action` after the safety envelope."""
 RESET_ROW = "reset_row"
-"""Group of a recording: the class of the start (of `VectorEnv.reset_classes`) and its row in the bank."""
+"""Group of a recording: the class of the start (of `Starts.classes`) and its row in the bank."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,25 @@ class Feature:
     def is_picture(self) -> bool:
         """Whether it is an RGB picture, (h, w, 3) uint8, which is stored compressed."""
         return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] == 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """In which starts the episodes of a recording begin: what the numbers of its group `reset_row` mean."""
+
+    classes: tuple[str, ...]
+    """Names of the classes."""
+    bank: dict[str, Any] | None
+    """The bank whose rows are counted, see `VectorEnv.reset_bank`; None: the task begins all episodes."""
+
+    def __str__(self) -> str:
+        which = "no bank" if self.bank is None else f"bank {self.bank['digest']}"
+        return f"{which} with {', '.join(self.classes)}"
+
+    def of(self, reset_row: Array) -> tuple[str, int]:
+        """Returns class and row of the start of an episode with `reset_row` (T, 2); -1 where it is no row."""
+        kind, row = reset_row[0].tolist()
+        return self.classes[kind], row
 
 
 class Frames(Protocol):

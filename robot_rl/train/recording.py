@@ -22,6 +22,7 @@ from robot_rl.data.episode import (
     Episode,
     EpisodeSource,
     Feature,
+    Starts,
     observed,
 )
 from robot_rl.data.episodes import EpisodesMeta, episodes_meta
@@ -49,7 +50,7 @@ class Recorder:
         *,
         person: bool = False,
         joints: int = 0,
-        has_bank: bool = False,
+        starts: Starts | None = None,
         device: str | None = None,
         is_exact: bool = False,
     ) -> None:
@@ -63,14 +64,14 @@ class Recorder:
                 group `policy_action`.
             joints: of the arm, if there is one; then the targets that safety let through are kept too,
                 as the group `executed_target_rad`.
-            has_bank: whether episodes begin in rows of a start bank; then class and row are kept too, as the
+            starts: of episodes that begin in rows of a start bank; then class and row are kept too, as the
                 group `reset_row`.
             device: that acts; simulators of the robot if None.
             is_exact: whether pictures keep every bit: larger on the disk, as a replay that is restored from
                 them needs it.
 
         Raises:
-            DatasetError: another process writes to it, or it holds something else.
+            DatasetError: another process writes to it, or it holds something else, or rows of another bank.
         """
         self._keys = tuple(features)
         self._person = person
@@ -79,12 +80,14 @@ class Recorder:
         self._has_arm = joints > 0
         if joints:
             features = {**features, EXECUTED: Feature("float32", (joints,))}
-        self._has_bank = has_bank
-        if has_bank:
+        self._has_bank = starts is not None
+        if self._has_bank:
             features = {**features, RESET_ROW: Feature("int64", (2,))}
         device = device or f"sim {meta.robot}"
         picture: PictureFormat = "png" if is_exact else "jpeg"
-        self._writer = StoreWriter(folder, meta, features, when_behind="wait", device=device, picture=picture)
+        self._writer = StoreWriter(
+            folder, meta, features, when_behind="wait", device=device, picture=picture, starts=starts
+        )
         self._period_ns = 1e9 / meta.control_hz
         self._turns = 0
         self._instruction = meta.instruction
@@ -177,7 +180,7 @@ def recorded_of(env: VectorEnv, *, is_arm: bool) -> dict[str, Any]:
         "features": observed(env),
         "person": is_arm,
         "joints": 0 if env.limits is None else env.limits.num_joints,
-        "has_bank": bool(env.reset_classes),
+        "starts": Starts(classes=env.reset_classes, bank=env.reset_bank) if env.reset_classes else None,
     }
 
 

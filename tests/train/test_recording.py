@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.policy import ChunkSample, Policy
-from robot_rl.data.episode import SOURCES, Feature
+from robot_rl.data.episode import SOURCES, Feature, Starts
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot.edit import merge
 from robot_rl.data.lerobot.writer import record_checksums
@@ -224,7 +224,8 @@ def test_what_safety_let_through_is_kept_beside_what_was_commanded(tmp_path: Pat
 
 def test_the_row_of_a_bank_is_kept_with_its_episode(tmp_path: Path) -> None:
     one = {"state": Feature("float32", (1,))}
-    with Recorder(tmp_path, META, one, has_bank=True) as recorder:
+    starts = Starts(classes=("own", "reaching", "near_object", "grasped", "near_goal"), bank=None)
+    with Recorder(tmp_path, META, one, starts=starts) as recorder:
         for number in range(2):
             recorder.add(replace(turn(number, one), reset_row=np.array([[1, 5], [0, -1], [4, 1999]])))
     found = [open_source(tmp_path).read(lane).obs["reset_row"].tolist() for lane in range(LANES)]

@@ -19,7 +19,7 @@ from PIL import Image
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import read_json, write_json
-from robot_rl.data.episode import Array, Feature
+from robot_rl.data.episode import Array, Feature, Starts
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.journal import FORMAT
 
@@ -45,6 +45,8 @@ class Layout:
     meta: EpisodesMeta
     features: Mapping[str, Feature]
     """Of the observation, pictures included."""
+    starts: Starts | None = None
+    """Where episodes begin in rows of a bank; None too in a store of a version that did not keep this."""
     columns: Mapping[str, Feature] = field(init=False)
     """Written for every step; the widest types first, so that all are aligned."""
     cameras: tuple[str, ...] = field(init=False)
@@ -112,18 +114,22 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """Returns the content of store.json and of the head of every segment."""
         features = {key: [feature.dtype, list(feature.shape)] for key, feature in self.features.items()}
-        return {"format": FORMAT, "meta": dataclasses.asdict(self.meta), "features": features}
+        content = {"format": FORMAT, "meta": dataclasses.asdict(self.meta), "features": features}
+        return content if self.starts is None else content | {"starts": dataclasses.asdict(self.starts)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Layout:
         """Returns the layout of which `to_json` made the content."""
         meta: dict[str, Any] = dict(content["meta"])
         meta |= {key: tuple(meta[key]) for key in ("state_names", "action_names")}
+        found: dict[str, Any] | None = content.get("starts")
+        starts = None if found is None else Starts(classes=tuple(found["classes"]), bank=found["bank"])
         return cls(
             meta=EpisodesMeta(**meta),
             features={
                 key: Feature(dtype, tuple(shape)) for key, (dtype, shape) in content["features"].items()
             },
+            starts=starts,
         )
 
 

@@ -63,7 +63,11 @@ def recover(folder: Path, layout: Layout) -> Recovered:
     if is_store(folder):
         sync_folder(folder / "meta")  # the process that made it may have failed to
         sync_folder(folder)
-        check_layout(folder, read_layout(folder), layout)
+        found = read_layout(folder)
+        check_layout(folder, found, layout)
+        if found.starts is None and layout.starts is not None:  # a version that did not keep them made it
+            starts = layout.to_json()["starts"]
+            change_store_json(folder, lambda content: content | {"starts": starts})
     else:
         if segment_numbers(folder / "journal"):
             raise DatasetError(
@@ -94,10 +98,12 @@ def recover(folder: Path, layout: Layout) -> Recovered:
 
 
 def check_layout(folder: Path, found: Layout, layout: Layout) -> None:
-    """Refuses a store of another robot, task or layout; `DatasetError` names the first difference."""
+    """Refuses a store of another robot, task, layout or bank; `DatasetError` names the first difference."""
     keys = sorted({*found.features, *layout.features})
     problem = misfit(found.meta, layout.meta, also=("task", "robot"))
     problem = problem or feature_misfit(found.features, layout.features, keys)
+    if problem is None and None not in (found.starts, layout.starts) and found.starts != layout.starts:
+        problem = f"its episodes begin in starts of {found.starts}, not of {layout.starts}"
     if problem is not None:
         raise DatasetError(f"{folder}: the store does not fit: {problem}. Record into another folder.")
 

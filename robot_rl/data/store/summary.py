@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.core.files import listed
-from robot_rl.data.episode import SOURCES, Array, EpisodeSource
+from robot_rl.data.episode import RESET_ROW, SOURCES, Array, EpisodeSource
 from robot_rl.data.store.journal import Problem
 from robot_rl.data.store.lock import is_being_written
 from robot_rl.data.store.reader import StoreReader, open_source
@@ -31,6 +31,15 @@ class Group:
     first_version: int = 0
     last_version: int = 0
     """Versions of the policies that acted."""
+
+
+@dataclass(kw_only=True)
+class StartGroup:
+    """Episodes that began in starts of one class."""
+
+    name: str
+    episodes: int = 0
+    successes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +70,8 @@ class Summary:
     """Elements of an action."""
     instructions: tuple[str, ...]
     """In the order in which they first appear."""
+    starts: tuple[StartGroup, ...]
+    """Empty where no start was recorded, and of stores that do not name the classes."""
 
     @property
     def lost_steps(self) -> int:
@@ -71,12 +82,18 @@ class Summary:
 def summarize(path: str | Path, opened: EpisodeSource | None = None) -> Summary:
     """Reads the numbers of all episodes, no pictures; `opened` is the source if it is open already."""
     folder, source = Path(path), open_source(path) if opened is None else opened
+    starts = source.layout.starts if isinstance(source, StoreReader) else None
     groups: dict[tuple[str, str], Group] = {}
     unfinished = successes = 0
     instructions: dict[str, None] = {}
+    started = {} if starts is None else {name: StartGroup(name=name) for name in starts.classes}
     for device, instruction, columns in _episodes(source):
         instructions[instruction] = None
         reached = bool(columns["success"].any())
+        if starts is not None:
+            begun = started[starts.of(columns[f"obs.{RESET_ROW}"])[0]]
+            begun.episodes += 1
+            begun.successes += reached
         successes += reached
         unfinished += not (columns["terminated"][-1] or columns["truncated"][-1])
         for number in np.unique(columns["source"]):
@@ -114,19 +131,23 @@ def summarize(path: str | Path, opened: EpisodeSource | None = None) -> Summary:
         features={key: tuple(feature.shape) for key, feature in source.features.items()},
         action=len(source.meta.action_names),
         instructions=tuple(instructions),
+        starts=tuple(group for group in started.values() if group.episodes),
     )
 
 
 def _episodes(source: EpisodeSource) -> Iterator[tuple[str, str, dict[str, Array]]]:
     """Yields device, instruction and the columns that a summary needs, of every episode."""
     names = ("success", "terminated", "truncated", "source", "policy_version")
+    seen = [RESET_ROW] if RESET_ROW in source.features else []
     for i in range(len(source)):
         if isinstance(source, StoreReader) and source.sealed(i) is None:
             words = source.words(i)
-            yield words["device"], words["instruction"], source.columns(names, [i])
+            columns = source.columns([*names, *(f"obs.{key}" for key in seen)], [i])
+            yield words["device"], words["instruction"], columns
         else:
             episode = source.read(i)
             columns = {name: getattr(episode, name) for name in names}
+            columns |= {f"obs.{key}": episode.obs[key] for key in seen}
             yield episode.device, episode.meta.instruction, columns
 
 

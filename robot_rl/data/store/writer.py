@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.refusal import refusing
-from robot_rl.data.episode import Array, Feature
+from robot_rl.data.episode import Array, Feature, Starts
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.columns import NONE, Columns, Lanes, source_index
 from robot_rl.data.store.flusher import Flusher, JournalFile, Picture, WritingError, block_capacity
@@ -82,6 +82,7 @@ class StoreWriter:
         picture: PictureFormat = "jpeg",
         quality: int = 90,
         segment_bytes: int = 256 << 20,
+        starts: Starts | None = None,
     ) -> None:
         """Opens a store to append to, or makes it; cleans up what a crash left.
 
@@ -96,9 +97,10 @@ class StoreWriter:
             picture: jpeg, or png (without loss, 30 times slower).
             quality: of jpeg, 1 to 100.
             segment_bytes: size at which the next file of the journal begins.
+            starts: says what the observation `reset_row` means, if there is one.
 
         Raises:
-            DatasetError: another writer has it, or it is of another robot, task or layout.
+            DatasetError: another writer has it, or it is of another robot, task, layout or bank of starts.
         """
         for name, value in (("flush_s", flush_s), ("queue_steps", queue_steps), ("queue_bytes", queue_bytes)):
             if value <= 0:
@@ -107,7 +109,7 @@ class StoreWriter:
             raise ValueError(f"store: got when_behind {when_behind!r}, allowed: drop, wait")
         check_picture_options(picture, quality)
         self.folder = Path(folder)
-        self.layout = Layout(meta=meta, features=dict(features))
+        self.layout = Layout(meta=meta, features=dict(features), starts=starts)
         self._columns = Columns(self.folder, self.layout)
         self._lock = WriterLock(self.folder)
         try:

@@ -64,7 +64,7 @@ def order(reads: Collection[str], env: VectorEnv | None) -> dict[str, Any]:
     if env is None:
         return {"reads": list(reads), "record": None}
     how = recorded_of(env, is_arm=True)
-    layout = Layout(meta=how.pop("meta"), features=how.pop("features"))
+    layout = Layout(meta=how.pop("meta"), features=how.pop("features"), starts=how.pop("starts"))
     return {"reads": list(reads), "record": {"layout": layout.to_json(), **how}}
 
 
@@ -109,7 +109,8 @@ def staying(config: RunConfig, job: Path, order: Mapping[str, Any], device: str)
         return Staying(keep, None)
     how = dict(order["record"])
     layout = Layout.from_json(how.pop("layout"))
-    recorder = Recorder(kept_folder() / job.name, layout.meta, layout.features, **how, device=device)
+    how |= {"starts": layout.starts, "device": device}
+    recorder = Recorder(kept_folder() / job.name, layout.meta, layout.features, **how)
     return Staying(keep, recorder)
 
 
