@@ -18,7 +18,7 @@ from robot_rl.sim.bank_files import Bank, ClassBill, load_bank
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs
 
 if TYPE_CHECKING:
-    from robot_rl.resets.generate import NoStartsError
+    from robot_rl.resets.accept import NoStartsError
     from robot_rl.resets.workbench import Workbench
 
 SUMMARY = "make a bank of diverse starts for a task, and show what is in it"
@@ -112,7 +112,7 @@ def _generate(words: list[str]) -> Outcome:
     if out.exists():
         raise DatasetError(f"out: {str(out)!r} exists already. Choose another folder, or remove it first.")
     check_room(out, at="out")
-    from robot_rl.resets.generate import NoStartsError
+    from robot_rl.resets.accept import NoStartsError
     from robot_rl.resets.workbench import Workbench  # mujoco
 
     config = EnvConfig(

@@ -5,12 +5,14 @@ B simulations.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.core.errors import ConfigError
 from robot_rl.resets.workbench import Workbench
 from robot_rl.sim.poses import compose, inverse
 
@@ -20,6 +22,15 @@ TESTS = (
     "unreachable", "diverged", "lost", "moved", "moving", "penetrating", "solved", "failed",
 )  # fmt: skip
 """In the order in which they are asked; a start counts for the first that it fails."""
+
+
+class NoStartsError(ConfigError):
+    """Nothing that was tried, or too little, has passed its tests: starts of a class, grasps, or ways."""
+
+    def __init__(self, message: str, rejected: Array) -> None:
+        """Takes `rejected` (n, num_state): some of the states that did not pass, to look at."""
+        super().__init__(message)
+        self.rejected = rejected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +67,12 @@ class Put:
     """(B,) bool: the thing is held, and must still be."""
     moves_at_most_m: float
     """How far the thing may move from where it was put; a slip in the hand is another test."""
+
+
+def counted(rejected: Mapping[str, int]) -> str:
+    """Returns `moved 12, solved 3`: how many each test has rejected, the most first."""
+    most_first = sorted(rejected.items(), key=lambda item: -item[1])
+    return ", ".join(f"{test} {count}" for test, count in most_first if count)
 
 
 def settle(bench: Workbench, put: Put, limits: Tolerances) -> tuple[Array, dict[str, int]]:

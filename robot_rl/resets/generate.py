@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.seeding import train_seed
-from robot_rl.resets.accept import Tolerances, settle
+from robot_rl.resets.accept import NoStartsError, Tolerances, counted, settle
 from robot_rl.resets.classes import GENERATORS, Materials
 from robot_rl.resets.grasps import find_grasps
 from robot_rl.resets.walk import walk_out
@@ -32,13 +32,6 @@ _PATIENCE = 20
 """Rounds for each in which as many as wanted would fit: a class gives up after that."""
 _HOPELESS = 4
 """Rounds without a single row."""
-
-
-class NoStartsError(ConfigError):
-    """A class that accepts nothing, or too little."""
-
-    rejected: Array
-    """(n, num_state): states that were rejected."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,8 @@ def generate(
         watch: called with the class that is being made, and the number of rows of all so far.
 
     Raises:
-        NoStartsError: a class accepts nothing; the message says which test rejected how many.
+        NoStartsError: a class accepts nothing, or no grasp holds, or there is no way out of the goal; the
+            message says which test rejected how many.
     """
     sets, bills = dict[str, StartSet](), dict[str, ClassBill]()
     wanted = classes_of(bench, settings.classes)
@@ -169,14 +163,12 @@ def coordinates(bench: Workbench) -> Array:
 def _no_starts(
     bench: Workbench, name: str, num: int, tried: int, rejected: Counter[str], taken: Array
 ) -> NoStartsError:
-    reasons = ", ".join(f"{test} {count}" for test, count in rejected.most_common() if count)
-    error = NoStartsError(
+    return NoStartsError(
         f"resets of {bench.task.name} on {bench.robot.name}: class {name!r} has accepted {num} of {tried} "
-        f"starts; rejected first by: {reasons}. Check the task's `resets`: "
-        f"{_HINTS[rejected.most_common(1)[0][0]]}."
+        f"starts; rejected first by: {counted(rejected)}. Check the task's `resets`: "
+        f"{_HINTS[rejected.most_common(1)[0][0]]}.",
+        bench.backend.read_states()[np.nonzero(~taken)[0]].copy(),
     )
-    error.rejected = bench.backend.read_states()[np.nonzero(~taken)[0]].copy()
-    return error
 
 
 _HINTS = {

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
-from robot_rl.resets.accept import Tolerances
+from robot_rl.resets.accept import NoStartsError, Tolerances, counted
 from robot_rl.resets.workbench import Workbench
 from robot_rl.sim.poses import compose, inverse
 
@@ -54,12 +54,14 @@ def find_grasps(bench: Workbench, rng: np.random.Generator, wanted: int, limits:
     """Returns at least one and about `wanted` grasps; of a held thing those in which the task begins.
 
     Raises:
-        ConfigError: the box is wider than the fingers open, or no candidate holds.
+        ConfigError: the box is wider than the fingers open.
+        NoStartsError: no candidate holds; it has those of the last round, with the fingers open.
     """
     kept, fingers, tried, reasons = list[Array](), list[Array](), 0, Counter[str]()
+    put = bench.backend.read_states()
     for _ in range(_ROUNDS):
         is_held = bench.declared.hold == "held"
-        tool_from_thing, fails = _held(bench) if is_held else _grasped(bench, rng, limits)
+        tool_from_thing, fails, put = _held(bench) if is_held else _grasped(bench, rng, limits)
         holds = np.ones(bench.num, bool)
         for name, fail in fails.items():
             reasons[name] += int((holds & fail).sum())
@@ -71,19 +73,19 @@ def find_grasps(bench: Workbench, rng: np.random.Generator, wanted: int, limits:
             break
     found = Grasps(np.concatenate(kept), np.concatenate(fingers), tried)
     if not len(found.fingers):
-        counts = ", ".join(f"{name} {count}" for name, count in reasons.most_common() if count)
-        raise ConfigError(
+        raise NoStartsError(
             f"resets of {bench.task.name} on {bench.robot.name}: none of {tried} grasps of "
-            f"{bench.declared.thing!r} holds; failed first by: {counts}. "
-            "Check `grip_m` and `grip_half_m` of its `resets`: the box that the fingers grasp from above."
+            f"{bench.declared.thing!r} holds; failed first by: {counted(reasons)}. "
+            "Check `grip_m` and `grip_half_m` of its `resets`: the box that the fingers grasp from above.",
+            put,
         )
     return found
 
 
-def _held(bench: Workbench) -> tuple[Array, dict[str, Array]]:
-    """Returns how the task's own starts hold the thing, and no test that it fails."""
+def _held(bench: Workbench) -> tuple[Array, dict[str, Array], Array]:
+    """Returns how the task's own starts hold the thing, no test that it fails, and these starts."""
     tool = bench.begin()
-    return compose(inverse(tool), bench.thing_pose()), {}
+    return compose(inverse(tool), bench.thing_pose()), {}, bench.backend.read_states().copy()
 
 
 def candidates(bench: Workbench, rng: np.random.Generator) -> Array:
@@ -116,8 +118,11 @@ def candidates(bench: Workbench, rng: np.random.Generator) -> Array:
 
 def _grasped(
     bench: Workbench, rng: np.random.Generator, limits: Tolerances
-) -> tuple[Array, dict[str, Array]]:
-    """Puts candidates, shuts the fingers, shakes the thing; returns the grasps, and which tests they fail."""
+) -> tuple[Array, dict[str, Array], Array]:
+    """Puts candidates, shuts the fingers, shakes the thing.
+
+    Returns the grasps (B, 7), which tests they fail (B,), and the states (B, num_state) as they were put.
+    """
     tool = bench.begin()
     thing_from_tool = candidates(bench, rng)
     if bench.is_slide:
@@ -132,6 +137,7 @@ def _grasped(
         bench.put_thing(compose(bench.tool_pose(), inverse(thing_from_tool)))
     bench.command_gripper(np.ones(bench.num, bool))
     bench.forward()
+    put = bench.backend.read_states().copy()
     bench.push_thing(np.array([0.0, 0.0, 1.0]))  # it floats while the fingers come
     diverged = bench.step(_CLOSING_STEPS)
     before = compose(inverse(bench.tool_pose()), bench.thing_pose())
@@ -142,10 +148,11 @@ def _grasped(
     diverged |= bench.step(_SHAKE_STEPS)
     grasp = compose(inverse(bench.tool_pose()), bench.thing_pose())
     slipped = np.linalg.norm(grasp[:, :3] - before[:, :3], axis=1)
-    return grasp, {
+    fails = {
         "unreachable": left[:, 0] > limits.reached_m,
         "diverged": diverged,
         "slipping": slipped > limits.in_hand_m,
         "empty": bench.fingers().sum(axis=1) < _HOLDING_M,
         "penetrating": bench.backend.penetration_m(bench.all) > limits.penetration_m,
     }
+    return grasp, fails, put

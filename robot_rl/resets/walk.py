@@ -6,13 +6,13 @@ What comes out can go in again: every pose on the way is one of a thing that fit
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError
-from robot_rl.resets.accept import Tolerances
+from robot_rl.resets.accept import NoStartsError, Tolerances, counted
 from robot_rl.resets.workbench import Workbench
 from robot_rl.sim.poses import compose, inverse
 
@@ -34,38 +34,53 @@ def walk_out(bench: Workbench, rng: np.random.Generator, limits: Tolerances) -> 
     """Returns poses (M, 7) of the thing in the frame of its place, the nearest first.
 
     Raises:
-        ConfigError: the thing does not fit into its place, or nothing moves it out.
+        NoStartsError: the thing does not fit into its place, or no pose out of it passes.
     """
     bench.begin()
     bench.command_arm_home()
     place = bench.goal_pose()
     bench.put_thing(place)
     bench.forward()
+    put, deep_m = bench.backend.read_states().copy(), bench.backend.penetration_m(bench.all)
+    alive = deep_m < limits.penetration_m
+    if not alive.any():
+        raise NoStartsError(
+            f"resets of {bench.task.name}: {bench.declared.thing!r} does not fit into its place in "
+            f"{bench.declared.goal!r}: penetrating {bench.num} of {bench.num}, by at least "
+            f"{1e3 * deep_m.min():.1f} mm. Check `at_goal_m` of its `resets`.",
+            put,
+        )
     friction = bench.backend.expand("geom_friction")
     before = friction.copy()
     friction[:] = 0.0
     far = np.asarray(bench.declared.near_goal_m)
-    alive = bench.backend.penetration_m(bench.all) < limits.penetration_m
-    found = list[Array]()
-    if not alive.any():
-        raise ConfigError(
-            f"resets of {bench.task.name}: {bench.declared.thing!r} does not fit into its place in "
-            f"{bench.declared.goal!r}. Check `at_goal_m` of its `resets`."
-        )
+    found, rejected = list[Array](), Counter(penetrating=int((~alive).sum()))
     for _ in range(_STEPS):
         push = _PUSH * rng.standard_normal((bench.num, 3)) + np.array([0.0, 0.0, 1.0 + _UP])
         bench.push_thing(push - _DRAG * bench.thing_velocity() / 9.81)
-        alive &= ~bench.step(1)
+        diverged = bench.step(1)
         pose = compose(inverse(place), bench.thing_pose())
-        alive &= (np.abs(pose[:, :3]) <= far).all(axis=1)
+        away = (np.abs(pose[:, :3]) > far).any(axis=1)
+        rejected["diverged"] += int((alive & diverged).sum())
+        rejected["away"] += int((alive & ~diverged & away).sum())
+        alive &= ~(diverged | away)
         ids = np.nonzero(alive)[0]
         if not len(ids):
             break
-        fits = bench.backend.penetration_m(ids) < limits.penetration_m
-        fits &= 1.0 - 2.0 * (pose[ids, 4] ** 2 + pose[ids, 5] ** 2) > math.cos(_TILT_RAD)
-        found.append(pose[ids[fits]])
+        deep = bench.backend.penetration_m(ids) >= limits.penetration_m
+        leans = 1.0 - 2.0 * (pose[ids, 4] ** 2 + pose[ids, 5] ** 2) <= math.cos(_TILT_RAD)
+        rejected["penetrating"] += int(deep.sum())
+        rejected["leaning"] += int((leans & ~deep).sum())
+        found.append(pose[ids[~(deep | leans)]])
     bench.push_thing(np.zeros(3))
     friction[:] = before
+    if not sum(map(len, found)):
+        raise NoStartsError(
+            f"resets of {bench.task.name}: {bench.num} walks of {bench.declared.thing!r} out of its place in "
+            f"{bench.declared.goal!r} leave no pose; rejected first by: {counted(rejected)}. Check "
+            "`near_goal_m` (`away`: further off than that) and `at_goal_m` of its `resets`.",
+            put,
+        )
     poses = np.concatenate(found)
     cells = np.concatenate([np.round(poses[:, :3] / _CELL_M), np.round(poses[:, 3:] / _CELL)], axis=1)
     _, first = np.unique(cells, axis=0, return_index=True)

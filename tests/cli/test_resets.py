@@ -1,6 +1,7 @@
 """`robot-rl resets`: a bank with its table and pictures, and mistakes in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,18 @@ def test_a_class_that_accepts_nothing_is_one_line_and_a_picture(
         "error: resets of gantry_peg on gantry: class 'reaching' has accepted 0 of 32 starts"
     )
     assert "solved 32" in err
+    rejected = Path("banks/gantry_peg-gantry") / plots.REJECTED
+    assert rejected.exists() == ("rejected.png shows some" in err)
+
+
+def test_a_thing_that_does_not_fit_is_one_line_and_a_picture(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = resolve("task", "gantry_peg")
+    monkeypatch.setattr(task, "resets", replace(task.resets, at_goal_m=(0.0, 0.0, 0.03)))
+    assert generate("classes=near_goal") == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err.startswith("error: resets of gantry_peg: 'peg' does not fit into its place in 'hole'")
     rejected = Path("banks/gantry_peg-gantry") / plots.REJECTED
     assert rejected.exists() == ("rejected.png shows some" in err)
 

@@ -1,5 +1,6 @@
 """What generators make: starts that are what their class says, and the same ones for the same seed."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import TABLE, resolve
 from robot_rl.resets import generate as generate_module
-from robot_rl.resets.accept import TESTS, Tolerances
-from robot_rl.resets.generate import GenerateSettings, NoStartsError, classes_of, coordinates, generate
+from robot_rl.resets.accept import TESTS, NoStartsError, Tolerances
+from robot_rl.resets.generate import GenerateSettings, classes_of, coordinates, generate
 from robot_rl.resets.walk import draw_way, walk_out
 from robot_rl.resets.workbench import Workbench
 from robot_rl.sim.bank_files import Bank
@@ -191,10 +192,39 @@ def test_a_thing_wider_than_the_fingers_open_has_no_grasp(monkeypatch: pytest.Mo
 
 def test_a_box_that_is_not_there_has_no_grasp(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = declare(monkeypatch, "pick_cube", grip_m=(0.0, 0.0, 0.2))
-    with pytest.raises(
-        ConfigError, match=r"none of 128 grasps of 'cube' holds; failed first by: .*Check `grip_m`"
-    ):
+    pattern = r"none of 128 grasps of 'cube' holds; failed first by: (?:\w+ \d+, )*\w+ \d+. Check `grip_m`"
+    with pytest.raises(NoStartsError, match=pattern) as e:
         made(bench, "grasped", rows=2)
+    assert sum(int(count) for count in re.findall(r"\w+ (\d+)[,.]", str(e.value).split("by:")[1])) == 128
+    # In the pictures the fingers are open, and 20 cm above the middle of the cube.
+    bench.env.set_state(e.value.rejected)
+    assert bench.fingers() == pytest.approx(bench.robot.gripper_open)
+    between = bench.tool_pose()[:, 2] - bench.thing_pose()[:, 2]
+    assert between == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_thing_that_does_not_fit_into_its_place_is_shown_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peg of 2 x 40 mm with its middle 30 mm over the table is 10 mm in it."""
+    bench = declare(monkeypatch, "gantry_peg", at_goal_m=(0.0, 0.0, 0.03))
+    with pytest.raises(
+        NoStartsError,
+        match=r"'peg' does not fit into its place in 'hole': penetrating 16 of 16, by at least 10.0 mm",
+    ) as e:
+        made(bench, "near_goal", rows=2)
+    bench.env.set_state(e.value.rejected)
+    np.testing.assert_allclose(bench.thing_pose(), bench.goal_pose(), atol=1e-9)
+
+
+def test_a_walk_that_leaves_no_pose_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no way off is near, the first step of all 16 is too far; friction is as it was."""
+    bench = declare(monkeypatch, "gantry_peg", near_goal_m=(1e-9, 1e-9, 1e-9))
+    friction = bench.backend.expand("geom_friction").copy()
+    with pytest.raises(
+        NoStartsError, match=r"16 walks of 'peg' .* rejected first by: away 16\. Check `near"
+    ) as e:
+        made(bench, "near_goal", rows=2)
+    assert e.value.rejected.shape == (16, bench.env.bank_key().num_state)
+    np.testing.assert_array_equal(bench.backend.expand("geom_friction"), friction)
 
 
 def test_a_walk_leaves_the_hole_and_comes_back_to_it() -> None:
