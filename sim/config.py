@@ -46,7 +46,8 @@ class ResetsConfig:
     rows: Literal["train", "held_out"] = "train"
     """Of each class the last tenth of the rows is held out: evaluations draw it, and nothing else."""
     retry: float = 0.0
-    """Share of the episodes after one that failed which begin in the same row again, until it is solved."""
+    """Share of the episodes after one that failed which begin as it did, in its row or in the same start of
+    the task's own, until that is solved."""
     learnability: float = 0.0
     """How far the weights follow what is being learned: a class with success p, over about its last 50
     episodes, has its weight times 1 - l + 4 l p (1 - p). 0 keeps the weights. (Rutherford et al. 2024 call

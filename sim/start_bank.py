@@ -78,12 +78,17 @@ class StartBank:
         self._success = asarray(np.full(len(self.classes), 0.5))
         """(C,): of each class, forgetting; half at first, so that the weights begin as given."""
         self._asked: tuple[Array, Array] | None = None
+        self._are_given = False
+        """Whether the caller puts what begins into states of its own."""
         num_envs = backend.num_sims
         self.kind = asarray(np.zeros(num_envs, np.int64))
         """(B,): the class of each env's present episode."""
         self.row = asarray(np.full(num_envs, -1, np.int64))
         """(B,): its row within that class; -1 where the task began it."""
         self._retry, self._failed = config.retry, asarray(np.zeros(num_envs, bool))
+        self._begun = asarray(np.full(num_envs, -1, np.int64))
+        """(B,): the episode whose draws each env's present start is of; -1 of given states, which are not
+        tried again."""
 
     def _mixture(self, mix: Mapping[str, float], count: Array) -> tuple[Array, Array]:
         """Returns the classes that are drawn, and their weights."""
@@ -115,30 +120,37 @@ class StartBank:
         row = xp.asarray(xp.floor(unit[:, 1] * self._count[kind]), dtype=xp.int64) + self._first[kind]
         return kind, xp.where(kind == 0, -1, row)
 
-    def begin(self, ids: Array, seeds: Array, episodes: Array) -> Array:
-        """Puts simulations that begin into their rows; returns those of them that the task begins itself.
+    def begin(self, ids: Array, seeds: Array, episodes: Array) -> tuple[Array, Array]:
+        """Puts simulations that begin into their rows.
+
+        Returns those of them that the task begins itself, and the episodes whose draws these take: the
+        present one, or that of the start which is tried again.
 
         Args:
             ids: (n,) simulations, cleared.
             seeds: (n,) of these; as `EpisodeRng` has them.
             episodes: (n,)
         """
+        xp = self._backend.xp
+        begun = xp.asarray(episodes, dtype=xp.int64)
         if self._asked is None:
             kind, row = self.draw(EpisodeRng(seeds, episodes, stream=Stream.BANK_ROWS))
             if self._retry:
                 again = self._tries_again(ids, seeds, episodes)
-                kind = self._backend.xp.where(again, self.kind[ids], kind)
-                row = self._backend.xp.where(again, self.row[ids], row)
+                kind = xp.where(again, self.kind[ids], kind)
+                row = xp.where(again, self.row[ids], row)
+                begun = xp.where(again, self._begun[ids], begun)
         else:
             kind, row = self._asked[0][ids], self._asked[1][ids]
-        self.kind[ids], self.row[ids] = kind, row
+        self.kind[ids], self.row[ids], self._failed[ids] = kind, row, False
+        self._begun[ids] = -1 if self._are_given else begun
         from_bank = kind > 0
         taken, at = ids[from_bank], (self._offset[kind] + row)[from_bank]
         if len(taken):
             self._backend.write_states(taken, self._states[at])
             if self._varied.shape[1]:
                 self._randomizer.put(taken, self._varied[at])
-        return ids[~from_bank]
+        return ids[~from_bank], begun[~from_bank]
 
     def note(self, ended: Array, success: Array) -> None:
         """Remembers which episodes (B,) ended in failure, until the next ones begin, and of which class."""
@@ -154,11 +166,9 @@ class StartBank:
             self._success = self._success + (1.0 - (1.0 - _FORGETS) ** number) * (found - self._success)
 
     def _tries_again(self, ids: Array, seeds: Array, episodes: Array) -> Array:
-        """Returns which of the simulations (n,) that begin try their row again; none after a new seed."""
+        """Returns which of the simulations (n,) that begin try their start again; none after a new seed."""
         drawn = EpisodeRng(seeds, episodes, stream=Stream.RETRIES).uniform(size=1)[:, 0] < self._retry
-        again = drawn & self._failed[ids] & (self.kind[ids] > 0) & (episodes > 0)
-        self._failed[ids] = False
-        return again
+        return drawn & self._failed[ids] & (self._begun[ids] >= 0) & (episodes > 0)
 
     @contextmanager
     def asked(self, options: Mapping[str, Any]) -> Generator[None]:
@@ -174,7 +184,7 @@ class StartBank:
             named = sorted({"reset_class", "reset_row"} & set(options))
             require(not named, "reset: states", f"states with {', '.join(named)}", "one of them")
             own = self._backend.asarray(np.zeros(len(self.kind), np.int64))
-            self._asked = own, own - 1
+            self._asked, self._are_given = (own, own - 1), True
         elif "reset_class" not in options:
             require(
                 "reset_row" not in options, "reset: reset_row", options.get("reset_row"), "with reset_class"
@@ -184,7 +194,7 @@ class StartBank:
         try:
             yield
         finally:
-            self._asked = None
+            self._asked, self._are_given = None, False
 
     def _checked(self, kind: Any, row: Any) -> tuple[Array, Array]:
         size, every = np.array(self.sizes), (len(self.kind),)
@@ -208,10 +218,16 @@ class StartBank:
         return {"reset_class": copied(self.kind), "reset_row": copied(self.row)}
 
     def state_dict(self) -> dict[str, Array]:
+<<<<<<< HEAD
         """Returns the class and row of every env's present episode, and what later draws depend on."""
         failed = {"reset_failed": copied(self._failed)} if self._retry else {}
         success = {"reset_success": copied(self._success)} if self._learnability else {}
         return self.infos() | failed | success
+=======
+        """Returns the class and row of every env's present episode, and what is to be tried again."""
+        again = {"reset_failed": copied(self._failed), "reset_begun": copied(self._begun)}
+        return self.infos() | (again if self._retry else {})
+>>>>>>> 2d1df251 (env.resets.retry tries failed starts of the task's own again, too; given states are not tried again)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
@@ -219,8 +235,14 @@ class StartBank:
         self.kind, self.row = (copied(self._backend.asarray(state[name])) for name in names)
         if "reset_failed" in state:
             self._failed = copied(self._backend.asarray(state["reset_failed"]))
+<<<<<<< HEAD
         if "reset_success" in state:
             self._success = copied(self._backend.asarray(state["reset_success"]))
+=======
+            # A checkpoint that lacks it is of a version that tried rows alone again.
+            begun = state.get("reset_begun", np.where(_host(state["reset_row"]) < 0, -1, 0))
+            self._begun = copied(self._backend.asarray(begun))
+>>>>>>> 2d1df251 (env.resets.retry tries failed starts of the task's own again, too; given states are not tried again)
 
 
 def _host(values: Any) -> Array:

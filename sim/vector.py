@@ -361,14 +361,15 @@ class SimVectorEnv(VectorEnv):
         self._elapsed[ids], self._held[ids] = 0, 0
         seed, episodes = self._seed[ids], self._episode[ids]
         self.backend.clear(ids)
-        own = ids if self._starts is None else self._starts.begin(ids, seed, episodes)
+        starts = self._starts
+        own, drawn = (ids, episodes) if starts is None else starts.begin(ids, seed, episodes)
         self._looks.apply(ids, EpisodeRng(seed, episodes, stream=Stream.LOOKS))
-        rng = EpisodeRng(self._seed[own], self._episode[own])
+        rng = EpisodeRng(self._seed[own], drawn)
         if len(own):
             self._randomizer.apply(own, rng)
         self._domain.draw(ids, seed, episodes)
         if len(own):
-            self._own_starts.begin(own, rng, self._seed[own], self._episode[own])
+            self._own_starts.begin(own, rng, self._seed[own], drawn)
         self._domain.begin(ids)
         if self._monitor is not None:
             self._monitor.reset(ids)

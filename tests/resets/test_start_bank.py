@@ -14,8 +14,6 @@ from robot_rl.core.files import write_json
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.hal.conformance import check_vector_env
-from robot_rl.resets.generate import GenerateSettings, generate
-from robot_rl.resets.workbench import Workbench
 from robot_rl.sim.bank_files import HEAD, Bank, load_bank
 from robot_rl.sim.config import EnvConfig, ResetsConfig
 from robot_rl.sim.vector import SimVectorEnv
@@ -111,6 +109,42 @@ def test_what_failed_is_tried_again_and_what_was_solved_is_not(folder: Path) -> 
     starts.note(np.ones(12, bool), np.zeros(12, bool))
     _, fresh = env.reset(seed=5)  # nothing goes on over a new seed
     assert fresh["reset_row"].tolist() == first["reset_row"].tolist()
+
+
+def test_failed_starts_of_the_tasks_own_are_tried_again(randomized: tuple[Bank, Path]) -> None:
+    """All of 12 fail twice, and begin three times in the same states, with the same masses."""
+    how: dict[str, Any] = {"task": "gantry_peg", "num_threads": 1, "randomize": True}
+    resets = ResetsConfig(bank=str(randomized[1]), mix={"own": 1.0, "grasped": 1.0}, retry=0.9999)
+    env: Any = SimVectorEnv(EnvConfig(**how, resets=resets), 12, autoreset="disabled")
+    _, first = env.reset(seed=5)
+    assert set(first["reset_class"].tolist()) == {0, 1}
+    ids, every = np.arange(12), np.ones(12, bool)
+    states, drawn = env.backend.read_states().copy(), env.drawn(ids)
+    for episode in (1, 2):
+        env._starts.note(every, ~every)
+        if episode == 2:  # also over a checkpoint
+            saved, env = env.state_dict(), SimVectorEnv(env.config, 12, autoreset="disabled")
+            env.load_state_dict(saved)
+        _, infos = env.reset()
+        assert (env._episode == episode).all()
+        assert infos["reset_row"].tolist() == first["reset_row"].tolist()
+        np.testing.assert_array_equal(env.backend.read_states(), states)
+        np.testing.assert_array_equal(env.drawn(ids), drawn)
+    env._starts.note(every, every)  # solved: the next ones are new
+    env.reset()
+    assert (np.abs(env.backend.read_states() - states).max(axis=1) > 0).all()
+
+
+def test_given_states_that_fail_are_not_tried_again(folder: Path) -> None:
+    env = env_of(folder, 4, mix={"own": 1.0}, retry=0.9999, autoreset="disabled")
+    plain = SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=1), 4, autoreset="disabled")
+    for each in (env, plain):
+        each.reset(seed=5)
+    given = env.get_state()
+    for each in (env, plain):
+        each.reset(options={"states": given})
+    env._starts.note(np.ones(4, bool), np.zeros(4, bool))
+    np.testing.assert_array_equal(env.reset()[0]["state"], plain.reset()[0]["state"])
 
 
 def test_a_step_that_fails_leads_to_the_same_row(folder: Path) -> None:
@@ -211,14 +245,12 @@ def test_a_reset_may_name_class_and_row(bank: Bank, folder: Path) -> None:
             env.reset(options={"reset_class": 1, name: given})
 
 
-def test_a_reset_to_given_states_is_no_row_of_the_bank(tmp_path: Path) -> None:
+def test_a_reset_to_given_states_is_no_row_of_the_bank(randomized: tuple[Bank, Path]) -> None:
     """Envs 0 and 2 of 3 begin in states 1 and 5; their models are what their seeds draw without a bank."""
     how: dict[str, Any] = {"task": "gantry_peg", "num_threads": 1, "randomize": True}
-    bench = Workbench(SimVectorEnv(EnvConfig(**how), 16, autoreset="disabled"))
-    made = generate(bench, GenerateSettings(rows=12, seed=0, classes=("grasped",)))
-    made.save(tmp_path / "bank")
+    made, bank = randomized
     rows = made.sets["grasped"]
-    resets = ResetsConfig(bank=str(tmp_path / "bank"))
+    resets = ResetsConfig(bank=str(bank))
     env = SimVectorEnv(EnvConfig(**how, resets=resets), 3, autoreset="disabled")
     plain = SimVectorEnv(EnvConfig(**how), 3, autoreset="disabled")
     plain.reset(seed=7)
@@ -251,14 +283,10 @@ def test_tensors_begin_in_the_same_rows(folder: Path) -> None:
     np.testing.assert_array_equal(to_numpy(theirs.get_state()), ours.get_state())
 
 
-def test_randomised_models_come_with_their_rows(tmp_path: Path) -> None:
-    bench = Workbench(
-        SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=1, randomize=True), 16, autoreset="disabled")
-    )
-    made = generate(bench, GenerateSettings(rows=12, seed=0, classes=("grasped",)))
-    made.save(tmp_path / "bank")
+def test_randomised_models_come_with_their_rows(randomized: tuple[Bank, Path]) -> None:
+    made, bank = randomized
     assert made.key.varied == ("geom_friction peg 0", "body_mass peg 0")
-    resets = ResetsConfig(bank=str(tmp_path / "bank"), mix={"own": 1.0, "grasped": 1.0})
+    resets = ResetsConfig(bank=str(bank), mix={"own": 1.0, "grasped": 1.0})
     env = SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=1, randomize=True, resets=resets), 16)
     _, infos = env.reset(seed=0)
     taken = infos["reset_class"] == 1
