@@ -199,7 +199,8 @@ class SimVectorEnv(VectorEnv):
         self._domain.hold_back(active)
         target_rad = copied(self._ctrl[:, self.index.arm_ctrl])
         self._domain.pull(self.view)
-        before = copied(self.backend.read_states())
+        before, overflows = copied(self.backend.read_states()), self.backend.overflows
+        so_far = None if overflows is None else copied(overflows)
         diverged = self._pictures.step(active)
         if diverged.any():
             self._contain(diverged, before)
@@ -222,6 +223,8 @@ class SimVectorEnv(VectorEnv):
             "limited": limited,
             "diverged": diverged,
         }
+        if overflows is not None:
+            infos["overflowed"] = overflows > so_far
         ended = terminated | truncated
         if self._starts is not None:
             infos |= self._starts.infos()

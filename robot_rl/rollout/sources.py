@@ -211,6 +211,8 @@ class Tally:
     classes: tuple[str, ...]
     domain_scale: float | None = None
     """The newest scale of the curriculum on randomisation; None without one."""
+    overflows: int | None = None
+    """See `EpisodeLog.overflows`."""
 
 
 class EpisodeLog:
@@ -228,6 +230,8 @@ class EpisodeLog:
         self._limited, self._classes = 0, classes
         self.nan_resets = 0
         """Episodes cut short because a simulation diverged, since the run began."""
+        self.overflows: int | None = None
+        """Those of them that ran out of room for contacts or rows of constraints; None without a limit."""
         self._domain_scale: float | None = None
 
     def add(self, reward: Array, ended: Array, infos: Mapping[str, Any], *, steps: int | Array = 1) -> None:
@@ -236,6 +240,8 @@ class EpisodeLog:
         self._length += steps
         self._limited += int(np.sum(infos.get("limited", 0)))
         self.nan_resets += int(np.sum(infos.get("diverged", 0)))
+        if "overflowed" in infos:
+            self._add_overflows(int(np.sum(infos["overflowed"])))
         self._domain_scale = infos.get("domain_scale", self._domain_scale)
         if ended.any():
             kind = infos.get("reset_class", np.full(len(ended), -1))
@@ -243,10 +249,16 @@ class EpisodeLog:
             self._ended = np.concatenate([self._ended, np.stack([part[ended] for part in parts], axis=1)])
             self._return[ended], self._length[ended] = 0.0, 0
 
+    def _add_overflows(self, more: int | None) -> None:
+        if more is not None:
+            self.overflows = (self.overflows or 0) + more
+
     def drain(self) -> Tally:
         """Returns the counts since the last call, for a log in another process."""
-        tally = Tally(self._ended, self._limited, self.nan_resets, self._classes, self._domain_scale)
-        self._ended, self._limited, self.nan_resets = np.zeros((0, 4)), 0, 0
+        tally = Tally(
+            self._ended, self._limited, self.nan_resets, self._classes, self._domain_scale, self.overflows
+        )
+        self._ended, self._limited, self.nan_resets, self.overflows = np.zeros((0, 4)), 0, 0, None
         return tally
 
     def merge(self, tally: Tally) -> None:
@@ -254,6 +266,7 @@ class EpisodeLog:
         self._ended = np.concatenate([self._ended, tally.ended])
         self._limited += tally.limited
         self.nan_resets += tally.nan_resets
+        self._add_overflows(tally.overflows)
         self._classes = tally.classes
         self._domain_scale = tally.domain_scale
 
@@ -279,6 +292,7 @@ class EpisodeLog:
             "ended": self._ended,
             "limited": self._limited,
             "nan_resets": self.nan_resets,
+            "overflows": self.overflows,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -287,6 +301,7 @@ class EpisodeLog:
         self._ended = np.concatenate([ended, np.full((len(ended), 4 - ended.shape[1]), -1.0)], axis=1)
         self._limited = int(state["limited"])
         self.nan_resets = int(state["nan_resets"])
+        self.overflows = state.get("overflows")  # not in older checkpoints
 
 
 def _starts(infos: Mapping[str, Any]) -> Array | None:

@@ -22,7 +22,7 @@ from robot_rl.rollout.sources import EpisodeLog, Here
 from robot_rl.rollout.weights import Published, Subscriber
 
 Array = NDArray[Any]
-_LOGGED = ("success", "limited", "diverged", "reset_class")
+_LOGGED = ("success", "limited", "diverged", "overflowed", "reset_class")
 """What the figures of the episodes are made of, in addition to rewards and ends."""
 
 

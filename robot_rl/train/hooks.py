@@ -44,6 +44,8 @@ def write_metrics(
         group = group_of("collect", name)
         row |= {f"{group}/{metric}": value for metric, value in source.episodes.take().items()}
         row[f"{group}/nan_resets"] = source.episodes.nan_resets
+        if source.episodes.overflows is not None:
+            row[f"{group}/overflows"] = source.episodes.overflows
         if name:
             row[f"{group}/env_steps"] = run.counters.of_source(number)
     session.write(phase, row | dict(more or {}))

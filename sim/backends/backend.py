@@ -89,6 +89,9 @@ class Backend(Protocol):
     """B."""
     state_size: int
     """n, columns of a state: MuJoCo's mjSTATE_INTEGRATION of the same model, on every engine."""
+    overflows: Array | None
+    """(B,) int64: how often each simulation ran out of room for contacts or constraint rows; None of an
+    engine whose room is not limited."""
     view: View
     """The quantities that the task names."""
     index: ModelIndex

@@ -43,6 +43,7 @@ class MujocoCpu:
 
     device = "cpu"
     largest_state = mujoco.mjMAXVAL
+    overflows = None
 
     def __init__(
         self,

@@ -97,6 +97,7 @@ class MujocoWarp:
         self.room = {"nconmax": contacts, "njmax": rows}
         self.num_overflows = 0
         """Simulations, summed over control steps, that ran out of contacts or constraint rows."""
+        self.overflows = self.xp.zeros(num_sims, dtype=self.xp.int64, device=self.device)
         self._has_grown, self._next_warning = False, 0
         self.own_fields: dict[str, Array] = {}
         """Fields of the model of which each simulation has its own, (B, ...)."""
@@ -191,6 +192,7 @@ class MujocoWarp:
         """Counts simulations that ran out of room, and makes more the first time."""
         number = int(ran_out.sum())
         self.num_overflows += number
+        self.overflows += ran_out
         if not number or self.num_overflows < self._next_warning:
             return
         self._next_warning = 10 * self.num_overflows

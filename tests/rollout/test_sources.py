@@ -183,6 +183,24 @@ def test_the_log_of_another_process_is_merged() -> None:
     assert ours.take() == {"episodes": 2, "safety_clamps": 4, "return": 2.0, "length": 2.0, "success": 1.0}
 
 
+def test_overflows_are_counted_where_room_is_limited() -> None:
+    """Over 3 steps 2, 0 and 1 of two simulations run out of room; merged twice that is 6."""
+    theirs, ours, nothing = EpisodeLog(2), EpisodeLog(0), np.zeros(2, bool)
+    theirs.add(np.ones(2), nothing, {"success": nothing})
+    assert theirs.overflows is theirs.drain().overflows is None
+    for overflowed in ([True, True], [False, False], [True, False]):
+        theirs.add(np.ones(2), nothing, {"success": nothing, "overflowed": np.array(overflowed)})
+        theirs, kept = EpisodeLog(2), theirs.state_dict()
+        theirs.load_state_dict(kept)
+    assert theirs.overflows == 3
+    tally = theirs.drain()
+    ours.merge(tally)
+    ours.merge(tally)
+    assert (ours.overflows, theirs.drain().overflows) == (6, None)
+    theirs.load_state_dict({name: value for name, value in kept.items() if name != "overflows"})
+    assert theirs.overflows is None  # of a checkpoint of before
+
+
 def test_success_is_counted_for_each_class_of_starts() -> None:
     log, copy = EpisodeLog(3, ("own", "grasped", "near_goal")), EpisodeLog(0)
     ended, success = np.array([True, True, True]), np.array([True, False, True])

@@ -184,9 +184,24 @@ def test_room_that_is_too_small_after_it_has_grown_is_warned_about_rarely(
             backend.write_states(everyone, begun)
             assert backend.step(1).all()
     assert backend.num_overflows == 18
+    assert backend.overflows.tolist() == [6, 6, 6]
     messages = [record.message for record in caplog.records]
     assert len(messages) == 2  # after 3, when it grows, and after 6; the next one would come after 60
     assert "mujoco_warp: 6 times a simulation has run out of 128 contacts or 8 constraint rows" in messages[1]
+
+
+def test_infos_say_which_simulation_ran_out_of_room(device: str) -> None:
+    ours, theirs = pair(device)
+    for env in (ours, theirs):
+        env.reset(seed=0)
+    backend = warp_of(theirs)
+    backend._overflow[0] = backend._ran_out  # as a kernel writes it
+    still = np.zeros((NUM_ENVS, len(ours.action_names)), np.float32)
+    assert "overflowed" not in ours.step(still)[4]
+    infos = theirs.step(still)[4]
+    assert to_numpy(infos["overflowed"]).tolist() == [True, *[False] * (NUM_ENVS - 1)]
+    assert bool(infos["diverged"][0])
+    assert not theirs.step(still)[4]["overflowed"].any()
 
 
 def test_what_a_waiting_simulation_ran_out_of_does_not_count_later(device: str) -> None:

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from robot_rl.data.transitions import Segment, StepBatch
 from robot_rl.policies.config import ChunkPolicyConfig, ResidualHeadConfig
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.envs import make_env
-from robot_rl.rollout.sources import InlineSource
+from robot_rl.rollout.sources import EpisodeLog, InlineSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train import phases
@@ -208,6 +209,16 @@ def test_the_metrics_of_a_second_learner_have_a_group_of_their_own() -> None:
     groups = {name.split("/")[0] for name in row}
     assert groups == {"residual", "student"}
     assert {name for name in row if name.startswith("student/")} == {"student/loss", "student/lr"}
+
+
+def test_overflows_are_a_metric_of_the_sources_that_count_them() -> None:
+    run, session = two_learners(60), Recorded()
+    limited, free = (SimpleNamespace(episodes=EpisodeLog(2)) for _ in range(2))
+    overflowed = {"success": np.zeros(2, bool), "overflowed": np.array([True, False])}
+    limited.episodes.add(np.zeros(2), np.zeros(2, bool), overflowed)
+    write_metrics(cast(Any, session), run, "residual", cast(Any, {"warp": limited, "cpu": free}))
+    found = {name: value for name, value in session.rows[0].items() if name.endswith("/overflows")}
+    assert found == {"collect.warp/overflows": 1}
 
 
 def test_a_resumed_run_of_two_learners_is_the_unbroken_one(tmp_path: Path) -> None:
