@@ -218,16 +218,10 @@ class StartBank:
         return {"reset_class": copied(self.kind), "reset_row": copied(self.row)}
 
     def state_dict(self) -> dict[str, Array]:
-<<<<<<< HEAD
         """Returns the class and row of every env's present episode, and what later draws depend on."""
-        failed = {"reset_failed": copied(self._failed)} if self._retry else {}
-        success = {"reset_success": copied(self._success)} if self._learnability else {}
-        return self.infos() | failed | success
-=======
-        """Returns the class and row of every env's present episode, and what is to be tried again."""
         again = {"reset_failed": copied(self._failed), "reset_begun": copied(self._begun)}
-        return self.infos() | (again if self._retry else {})
->>>>>>> 2d1df251 (env.resets.retry tries failed starts of the task's own again, too; given states are not tried again)
+        success = {"reset_success": copied(self._success)} if self._learnability else {}
+        return self.infos() | (again if self._retry else {}) | success
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
@@ -235,14 +229,11 @@ class StartBank:
         self.kind, self.row = (copied(self._backend.asarray(state[name])) for name in names)
         if "reset_failed" in state:
             self._failed = copied(self._backend.asarray(state["reset_failed"]))
-<<<<<<< HEAD
-        if "reset_success" in state:
-            self._success = copied(self._backend.asarray(state["reset_success"]))
-=======
             # A checkpoint that lacks it is of a version that tried rows alone again.
             begun = state.get("reset_begun", np.where(_host(state["reset_row"]) < 0, -1, 0))
             self._begun = copied(self._backend.asarray(begun))
->>>>>>> 2d1df251 (env.resets.retry tries failed starts of the task's own again, too; given states are not tried again)
+        if "reset_success" in state:
+            self._success = copied(self._backend.asarray(state["reset_success"]))
 
 
 def _host(values: Any) -> Array:

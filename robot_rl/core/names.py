@@ -6,6 +6,10 @@ from robot_rl.core.errors import ConfigError, nearest
 
 PRIVILEGED = "privileged.state"
 """Key of what only a simulator knows, next to an observation: no policy reads it."""
+EXECUTED_ACTION = "executed_action"
+"""Group of a recording whose `action` is what an expert would have done: the action that was executed."""
+APART = (PRIVILEGED, EXECUTED_ACTION)
+"""Groups of a recording that are no part of an observation: a policy of others would take them for one."""
 ENVIRONMENT = "environment_state"
 """Key of elements of the state that are shown once more, for policies that read them apart."""
 

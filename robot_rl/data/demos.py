@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from robot_rl.core.errors import DatasetError, nearest
+from robot_rl.core.names import EXECUTED_ACTION
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.episode import (
     EXECUTED,
@@ -34,7 +35,7 @@ from robot_rl.data.reading import ReadingConfig, ReadOptions
 
 __all__ = ["ChunkSampler", "Episodes", "EpisodesMeta", "each", "load_episodes", "save_episodes"]
 
-_RECORDED = (POLICY_ACTION, EXECUTED, RESET_ROW)
+_RECORDED = (POLICY_ACTION, EXECUTED, RESET_ROW, EXECUTED_ACTION)
 """Groups that a run records in addition to the observation."""
 _REQUIRED = {"state": "observation.state", "action": "action"} | {
     name: name for name in ("next.reward", "next.terminated", "next.truncated", "next.success")
@@ -150,6 +151,7 @@ def load_episodes(
     expect: EpisodesMeta | None = None,
     read: ReadingConfig | None = None,
     say: Callable[[str], None] | None = None,
+    as_executed: bool = False,
 ) -> Episodes:
     """Reads a dataset into memory and verifies it.
 
@@ -158,6 +160,7 @@ def load_episodes(
         expect: robot, task, rate and names of elements that the episodes must have.
         read: selects what is read, and under which names; None: all.
         say: called with a line on damaged episodes that are left out.
+        as_executed: with the actions that were executed, where `action` is an expert's label.
 
     Raises:
         DatasetError: no dataset, a missing or misnamed feature, another robot or task, other
@@ -165,7 +168,7 @@ def load_episodes(
             remedy.
     """
     dataset, meta = open_demonstrations(folder, expect=expect, read=read, say=say)
-    episodes = _joined(dataset, meta)
+    episodes = _joined(dataset, meta, as_executed)
     episodes.check(str(folder))
     refuse_imagined(episodes.source, at=str(folder))
     return episodes
@@ -206,8 +209,8 @@ def open_demonstrations(
     return dataset, meta
 
 
-def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
-    """Returns all episodes in arrays that are filled one episode after the other."""
+def _joined(dataset: Dataset, meta: EpisodesMeta, as_executed: bool) -> Episodes:
+    """Returns all episodes in arrays that are filled one episode after the other; see `load_episodes`."""
     lengths = dataset.lengths()
     steps, ends = int(lengths.sum()), np.cumsum(lengths)
 
@@ -230,6 +233,7 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
     )
     for number, end in enumerate(ends):
         episode, rows = dataset.read(number), slice(end - lengths[number], end)
+        episode = episode.as_executed() if as_executed else episode
         for name in ("action", "reward", "source", *flags):
             getattr(joined, name)[rows] = getattr(episode, name)
         if not episode.final_obs:

@@ -7,13 +7,14 @@ T control steps, A action dim.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.names import EXECUTED_ACTION
 from robot_rl.data.episodes import EpisodesMeta
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class Episode:
     final_obs: dict[str, Any]
     """Key -> (...): after the last step; empty if unknown."""
     action: Array
-    """(T, A): commanded actions, clipped to [-1, 1], before safety."""
+    """(T, A): commanded actions, clipped to [-1, 1], before safety; an expert's labels where `obs` has the
+    group `EXECUTED_ACTION`."""
     base_action: Array
     """(T, A): actions of the base policy; equal to `action` where there was none."""
     reward: Array
@@ -114,6 +116,12 @@ class Episode:
     @property
     def is_complete(self) -> bool:
         return bool(len(self) and (self.terminated[-1] or self.truncated[-1]))
+
+    def as_executed(self) -> Episode:
+        """Returns the episode with the actions that were executed, where `action` is an expert's label."""
+        if EXECUTED_ACTION not in self.obs:
+            return self
+        return replace(self, action=self.obs[EXECUTED_ACTION])
 
     def features(self) -> dict[str, Feature]:
         """Returns type and shape of every element of the observation."""

@@ -358,6 +358,7 @@ class EpisodePool:
 
     def _write(self, number: int, episode: Episode, start: int) -> Place:
         """Writes an episode at `start`, with what the present base makes of it."""
+        episode = episode.as_executed()
         base = episode.base_action if self._relabel is None else self._relabel(number, episode)
         place = self._ring.write(number, episode, base, start)
         self._success = enlarged(self._success, number, False)

@@ -155,7 +155,7 @@ class _Noise:
 def value_progress(session: Session) -> None:
     """Values every frame of the demonstrations, and notes which are to be cloned."""
     config, cfg = session.config, session.config.demos.filter
-    episodes = load_demonstrations(demo_folder(session), config, mirrored=False)
+    episodes = load_demonstrations(demo_folder(session), config, mirrored=False, as_executed=True)
     with session.timer.stage("build"):
         loop = assemble_progress(session, episodes)
     learn(session, loop, PROGRESS, cfg.updates, unit="updates")

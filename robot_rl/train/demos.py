@@ -68,12 +68,13 @@ def load_demonstrations(
         folder: of the demonstrations.
         config: the run's.
         mirrored: False leaves the mirror images out.
-        as_executed: with the actions that were executed, not those that a pushed expert wanted.
+        as_executed: with the actions that were executed, not those that an expert wanted.
 
     Raises:
         ConfigError: there are no mirror images of this task, or of pictures.
     """
-    parts = [load_episodes(folder / name, read=config.demos.read) for name in config.scenes]
+    how: dict[str, Any] = {"read": config.demos.read, "as_executed": as_executed}
+    parts = [load_episodes(folder / name, **how) for name in config.scenes]
     if as_executed:
         parts = [executed(part, config.demos, config.seed) for part in parts]
     episodes = together(parts)

@@ -57,7 +57,7 @@ from robot_rl.train.earlier import check_earlier, check_spaces
 from robot_rl.train.finetune.names import saved_folder
 from robot_rl.train.finetune.stage import check_finetuned, finetuning_phases
 from robot_rl.train.improve.acting import open_sim
-from robot_rl.train.improve.config import ChainSettings, DaggerSettings, OffPolicySettings
+from robot_rl.train.improve.config import ChainSettings, DaggerSettings
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.pictures import Photographer
@@ -223,7 +223,7 @@ def _improve(session: Session) -> None:
         _take_base(session)
         return
     base: Any = load_policy(session.folder / "policy" / "base")[0]
-    learns_steps = isinstance(config.method, OffPolicySettings)
+    learns_steps = not isinstance(config.method, DaggerSettings)
     episodes = load_demonstrations(demo_folder(session), config, as_executed=learns_steps)
     with (
         _acting_envs(method, session) as envs,
@@ -306,7 +306,8 @@ def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[Map
             if config.keeps_pictures_there(name):
                 continue
             device = None if source.named is None else load_station(source.named).name
-            how = recorded_of(envs[config.scene_of(name)], is_arm=source.is_arm)
+            has_labels = isinstance(config.method, DaggerSettings)
+            how = recorded_of(envs[config.scene_of(name)], is_arm=source.is_arm, has_labels=has_labels)
             recorder = Recorder(folder / name, **how, device=device, is_exact=True)
             recorders[name] = stack.enter_context(recorder)
         yield recorders

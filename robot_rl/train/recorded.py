@@ -80,7 +80,8 @@ class ReplayConfig:
     """Experience on the disk: what this run records, and what it reuses of earlier runs."""
 
     record: bool = True
-    """Keep every control step of RL in `experience/` of the run folder, safe from a crash."""
+    """Keep every control step of RL, and of DAgger with its labels, in `experience/` of the run folder, safe
+    from a crash."""
     reuse: tuple[str, ...] = ()
     """Earlier experience: run folders that have an `experience/`, stores or LeRobot datasets."""
     read: ReadingConfig = field(default_factory=ReadingConfig)

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.core.names import EXECUTED_ACTION
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import (
@@ -51,6 +52,7 @@ class Recorder:
         person: bool = False,
         joints: int = 0,
         starts: Starts | None = None,
+        has_labels: bool = False,
         device: str | None = None,
         is_exact: bool = False,
     ) -> None:
@@ -66,6 +68,8 @@ class Recorder:
                 as the group `executed_target_rad`.
             starts: of episodes that begin in rows of a start bank; then class and row are kept too, as the
                 group `reset_row`.
+            has_labels: whether an expert labels the steps; then its label is the recorded `action`, and the
+                group `executed_action` keeps what was executed.
             device: that acts; simulators of the robot if None.
             is_exact: whether pictures keep every bit: larger on the disk, as a replay that is restored from
                 them needs it.
@@ -83,6 +87,9 @@ class Recorder:
         self._has_bank = starts is not None
         if self._has_bank:
             features = {**features, RESET_ROW: Feature("int64", (2,))}
+        self._has_labels = has_labels
+        if has_labels:
+            features = {**features, EXECUTED_ACTION: Feature("float32", (len(meta.action_names),))}
         device = device or f"sim {meta.robot}"
         picture: PictureFormat = "png" if is_exact else "jpeg"
         self._writer = StoreWriter(
@@ -97,12 +104,15 @@ class Recorder:
         """Appends one control step of each lane; its stamp is the simulators' own time."""
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else steps.lanes
         self._mark_episodes(lanes, steps)
-        extra = self._extra(steps)
+        extra, action = self._extra(steps), steps.action
+        if self._has_labels:
+            assert steps.expert_action is not None, "its source has no expert"
+            action = steps.expert_action
         ended = steps.terminated | steps.truncated
         self._writer.append_lanes(
             lanes,
             obs={key: steps.obs[key] for key in self._keys} | extra,
-            action=steps.action,
+            action=action,
             base_action=steps.base_action,
             reward=steps.reward,
             terminated=steps.terminated,
@@ -128,6 +138,8 @@ class Recorder:
         if self._has_bank:
             assert steps.reset_row is not None, "an env with a bank reports the rows"
             kept[RESET_ROW] = steps.reset_row
+        if self._has_labels:
+            kept[EXECUTED_ACTION] = steps.action
         return kept
 
     def _mark_episodes(self, lanes: Array, steps: StepBatch) -> None:
@@ -173,14 +185,21 @@ class Recorder:
         self.close()
 
 
-def recorded_of(env: VectorEnv, *, is_arm: bool) -> dict[str, Any]:
-    """Returns what a recorder of an env's steps has to know; `is_arm`: a person may take over."""
+def recorded_of(env: VectorEnv, *, is_arm: bool, has_labels: bool = False) -> dict[str, Any]:
+    """Returns what a recorder of an env's steps has to know.
+
+    Args:
+        env: whose steps.
+        is_arm: a person may take over.
+        has_labels: an expert labels the steps; then no joint targets are kept, they are not the label's.
+    """
     return {
         "meta": episodes_meta(env),
         "features": observed(env),
         "person": is_arm,
-        "joints": 0 if env.limits is None else env.limits.num_joints,
+        "joints": 0 if env.limits is None or has_labels else env.limits.num_joints,
         "starts": Starts(classes=env.reset_classes, bank=env.reset_bank) if env.reset_classes else None,
+        "has_labels": has_labels,
     }
 
 

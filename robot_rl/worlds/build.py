@@ -71,7 +71,9 @@ def read_history(
     """
     parts = list[History]()
     for folder in folders:
-        parts.append(History.of(load_episodes(folder, expect=expect, say=say), cameras=cameras))
+        parts.append(
+            History.of(load_episodes(folder, expect=expect, say=say, as_executed=True), cameras=cameras)
+        )
     return replace(History.joined(parts), meta=expect)
 
 

@@ -20,6 +20,7 @@ from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.demos import load_episodes
 from robot_rl.data.episodes import together
 from robot_rl.data.replay import ReplayBuffer
+from robot_rl.data.store.reader import StoreReader
 from robot_rl.data.transitions import StepBatch
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.residual import ResidualPolicy
@@ -220,6 +221,9 @@ def test_a_run_leaves_one_policy_for_both_tasks(finished: tuple[Path, Summary]) 
         "drawer": "open_drawer",
     }
     assert [summary.sources[name]["env_steps"] for name in SOURCES] == [20, 30]
+    labelled = [StoreReader(folder / "experience" / name) for name in SOURCES]
+    assert [int(source.lengths().sum()) for source in labelled] == [20, 30]
+    assert all(source.read(i).is_complete for source in labelled for i in range(len(source)))
     assert load_episodes(folder / "demos/drawer").meta.task == "open_drawer"
     _, meta = load_policy(folder / "policy/final")
     assert (meta.tasks, meta.robots) == (("reach", "open_drawer"), ("panda",))

@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.names import PRIVILEGED
+from robot_rl.core.names import APART, EXECUTED_ACTION
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot.encode import VideoCodec
@@ -74,7 +74,7 @@ def placed(at: str, number: int) -> dict[str, int]:
 
 def feature_name(key: str, feature: Feature) -> str:
     """Returns LeRobot's name of an observation: `front.rgb` becomes `observation.images.front`."""
-    if key == PRIVILEGED:  # no part of the observation: a policy of others would take it for one
+    if key in APART:
         return key
     return f"observation.images.{camera(key)}" if feature.is_picture else f"observation.{key}"
 
@@ -218,7 +218,7 @@ class Layout:
     def _names(self, name: str, size: int) -> list[str] | None:
         if name == "observation.state":
             return list(self.meta.state_names)
-        if name in ("action", "base_action"):
+        if name in ("action", "base_action", EXECUTED_ACTION):
             return list(self.meta.action_names)
         return [f"{name.split('.')[-1]}_{i}" for i in range(size)] if size > 1 else None
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.names import PRIVILEGED
+from robot_rl.core.names import APART
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
@@ -340,7 +340,7 @@ class Dataset:
                 "and its depth, final observations and types go by the names it has, which are LeRobot's. "
                 "Leave it out; a policy that wants other cameras maps them: options.rename={front: camera1}"
             )
-        shown = [name for name in index.features if name.startswith("observation.") or name == PRIVILEGED]
+        shown = [name for name in index.features if name.startswith("observation.") or name in APART]
         self._keys = {name: named.get(name, key_of(name)) for name in shown}
         self._names = {key: name for name, key in self._keys.items()}
         self.features = self._features()

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.names import PRIVILEGED
+from robot_rl.core.names import APART
 from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.index import STATE, DatasetIndex, cut_short
 
@@ -154,7 +154,7 @@ def rows_of(table: Any, index: DatasetIndex, at: str) -> dict[str, Array]:
     for name in [name for name in index.numeric if name in table.column_names]:
         feature = index.features[name]
         values = numbers(table[name], feature["shape"])
-        if name in ("action", PRIVILEGED) or name.startswith("observation."):
+        if name in ("action", *APART) or name.startswith("observation."):
             values = values.astype(memory_dtype(name, feature["dtype"]), copy=False)
             values = values.reshape(len(values), -1) if values.ndim == 1 else values
         rows[name] = values

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.core.names import EXECUTED_ACTION
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.lerobot.reader import Dataset
 
@@ -52,7 +53,9 @@ class Past:
         """
         self._dataset, self._lags = dataset, tuple(lags)
         self._first_action = first_action
-        self.state, self.action = dataset.columns["state"], dataset.columns["action"]
+        self.state = dataset.columns["state"]
+        # An acting policy knows what it executed, not what an expert would have done.
+        self.action = dataset.columns.get(EXECUTED_ACTION, dataset.columns["action"])
         names = dataset.meta.action_names
         self.same_names = dataset.meta.state_names[: len(names)] == names
         """The state begins with the joints of the action."""

@@ -8,7 +8,8 @@ B envs, H chunk length, A action dim.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,49 @@ from robot_rl.train.improve.acting import sources_of, step_by_step
 from robot_rl.train.improve.config import DaggerSettings
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
 from robot_rl.train.loop import Learner, Pacer, Run
+from robot_rl.train.recording import Recorder
 from robot_rl.train.schedule import Ratio
 from robot_rl.train.session import Session
 
 Array = NDArray[Any]
+
+
+class LabelRecord:
+    """Records the labelled steps of each source; the last step of its budget ends the episodes of its envs.
+
+    So each recorded episode is whole, and `robot-rl replay seal` makes demonstrations of all of them.
+    """
+
+    def __init__(self, recorders: Sequence[Recorder | None], budgets: Sequence[int]) -> None:
+        """Puts them together.
+
+        Args:
+            recorders: of the sources, in their order; None records nothing.
+            budgets: control steps of each source.
+        """
+        self._recorders, self._budgets = recorders, budgets
+        self._counts = [0] * len(budgets)
+
+    def add(self, steps: StepBatch) -> None:
+        """Appends a control step of each env of its source."""
+        self._counts[steps.actor] += steps.cost
+        if self._counts[steps.actor] >= self._budgets[steps.actor]:
+            steps = replace(steps, truncated=~steps.terminated)
+        recorder = self._recorders[steps.actor]
+        if recorder is not None:
+            recorder.add(steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the records stand, after everything so far is on the disk."""
+        found = [None if recorder is None else recorder.state_dict() for recorder in self._recorders]
+        return {"counts": list(self._counts), "recorders": found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Cuts off what was recorded after the checkpoint."""
+        self._counts = list(state["counts"])
+        for recorder, saved in zip(self._recorders, state["recorders"], strict=True):
+            if recorder is not None and saved is not None:
+                recorder.load_state_dict(saved)
 
 
 class LabelledSteps:
@@ -52,6 +92,7 @@ class LabelledSteps:
         batch: int,
         seed: int,
         device: str,
+        record: LabelRecord | None = None,
     ) -> None:
         """Keeps nothing yet.
 
@@ -63,7 +104,9 @@ class LabelledSteps:
             batch: windows that a learner draws at once.
             seed: of the draws.
             device: where they go.
+            record: gets each step, too.
         """
+        self._record = record
         self._demos = ChunkSampler(episodes, horizon)
         self._folder, self._horizon = folder, horizon
         self._batch, self._device = batch, device
@@ -82,6 +125,8 @@ class LabelledSteps:
             values = steps.expert_action if key == _LABEL else steps.obs[key]
             file[where] = padded(values, file.shape[1])
         self._count += count
+        if self._record is not None:
+            self._record.add(steps)
 
     def sample(self) -> DemoBatch:
         """Returns windows, each step as likely as any; of a labelled one only the first action is valid."""
@@ -104,12 +149,15 @@ class LabelledSteps:
         """Returns how many steps the files hold, after they are on the disk, and the draws."""
         for file in self._files.values():
             file.flush()
-        return {"count": self._count, "rng": self._rng.bit_generator.state}
+        state = {"count": self._count, "rng": self._rng.bit_generator.state}
+        return state if self._record is None else state | {"record": self._record.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._count = int(state["count"])
         self._rng.bit_generator.state = state["rng"]
         self._files = {key: open_memmap(self._file(key), mode="r+") for key in self._shapes}
+        if self._record is not None and "record" in state:
+            self._record.load_state_dict(state["record"])
 
     def _opened(self) -> dict[str, np.memmap[Any, Any]]:
         if not self._files:
@@ -149,6 +197,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         train_seed(config.seed, "dagger"),
         total_updates=round(cfg.utd * config.env_steps),
     )
+    budgets = [source.env_steps for source in config.acting.values()]
     labelled = LabelledSteps(
         start.episodes,
         session.folder / "labels",
@@ -157,13 +206,14 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         batch=cfg.batch,
         seed=train_seed(config.seed, "dagger batches"),
         device=config.device,
+        record=LabelRecord([start.recorders.get(name) for name in config.acting], budgets),
     )
     learner = Learner(algorithm, labelled, Ratio(cfg.utd), Publisher(publish_every=cfg.publish_every))
     run = Run(
         sources=sources_of(session, start, policy),
         experience=labelled,
         learners=[learner],
-        pacer=Pacer.of_budgets([source.env_steps for source in config.acting.values()]),
+        pacer=Pacer.of_budgets(budgets),
         stage=session.timer.stage,
         counters=session.counters,
     )
@@ -171,4 +221,4 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     return run, policy
 
 
-DAGGER = Method(make_policy=make_policy, assemble=assemble, make_source=make_source, records=False)
+DAGGER = Method(make_policy=make_policy, assemble=assemble, make_source=make_source)
