@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from robot_rl.worlds.inventory import head_of
 
 if TYPE_CHECKING:
     from robot_rl.hal.vector import VectorEnv
-    from robot_rl.train.collect import Actor, Collection
+    from robot_rl.train.collect import Actor
+    from robot_rl.train.collect import Collection as Collected
 
 SUMMARY = "record episodes of a scripted expert or of a policy, as a LeRobot dataset"
 
@@ -33,6 +34,7 @@ _HELP = """\
 Usage: robot-rl collect task=<name> out=<folder> [episodes=100] [bias_m=0] [noise_m=0.01] [key=value ...]
        robot-rl collect policy=<run> out=<folder> [episodes=100] [keep.<setting>=...] [key=value ...]
                         [search.world=<folder>] [search.candidates=16] [search.strides=0]
+       robot-rl collect label=<recording> [policy=<teacher>] out=<folder> [images=png|video]
        robot-rl collect env.kind=process env.id=<id> env.expert=<module:function> out=<folder>
                         [env.python=...] [env.settings.<key>=...] [env.workers=...] [env.timeout_s=...]
 
@@ -50,6 +52,11 @@ policy=  a run folder (its final policy), its policy folder such as runs/<folder
 
 search.world=  the policy looks ahead in a world model, as in `robot-rl evaluate` (docs/worlds.md). A policy
          that is cloned from what succeeds needs no model any more.
+
+label=   the episodes of a recording, with what the task's expert would have done at each step for its action
+         (DAgger offline). They are played again from their seeds, with the recorded actions: experience/ of a
+         run in simulation, or a dataset of collect. policy= is then a teacher that reads the true state, in
+         the place of that expert. See docs/improve/dagger.md.
 
 env.*    an environment of others, of kind gym or process, and who demonstrates there: a function of its
          own observation, or a class with get_action. See docs/suites.md.
@@ -86,6 +93,7 @@ Examples:
   robot-rl collect policy=runs/<folder> episodes=200 out=demos/improved
   robot-rl collect policy=runs/<folder> keep.fastest=0.8 keep.smoothest=0.8 out=demos/chosen
   robot-rl collect policy=runs/<folder> cameras=front images=video out=demos/for_a_vla
+  robot-rl collect label=demos/improved out=demos/labelled
   robot-rl collect env.kind=process env.python=metaworld/bin/python env.id=my_suites:meta_world
                    env.settings.name=pick-place-v3 env.settings.max_episode_steps=150
                    env.expert=metaworld.policies:SawyerPickPlaceV3Policy out=demos/pick_place
@@ -95,6 +103,8 @@ _FREE = ("episodes", "attempts", "keep.fastest", "keep.smoothest")
 """Settings that may change when a collection continues: they only select episodes."""
 _OF_CAMERAS = ("cameras", "image_size", "camera_hz", "camera_delay_s")
 """Settings that are those of `EnvConfig`, if they are given."""
+_OF_LABELS = ("out", "label", "policy", "num_envs", "images", "torch_threads", "lease_wait_s")
+"""Settings that may be given with `label`."""
 _EXISTS = "Choose another folder, or remove it first."
 _NO_SEARCH = SearchConfig()
 
@@ -109,6 +119,8 @@ class CollectConfig:
     """The policy's own task if None."""
     policy: str | None = None
     """Folder of a run or of a saved policy; None for the scripted expert."""
+    label: str | None = None
+    """A store or a dataset, whose episodes get the labels of the expert; nothing else is recorded."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """An environment of others, with its expert, in the place of `task` and `robot`."""
     robot: str | None = None
@@ -160,6 +172,9 @@ class CollectConfig:
         searches = self.search.world is not None
         require(searches or self.search == _NO_SEARCH, "search", self.search, "nothing without search.world")
         require(not searches or self.policy is not None, "search.world", self.search.world, "with policy=")
+        if self.label is not None:
+            self._refuse_others(_OF_LABELS, "label=")
+            return
         if self.env != EnvConfig():
             self._check_env()
         elif self.policy is None and self.task is None:
@@ -180,9 +195,16 @@ class CollectConfig:
                 "env: allowed: env.kind=gym or process, env.id=<id> and env.expert=<module:function>, whose "
                 "episodes are recorded. Tasks of ours have settings of their own: task=, robot=, cameras=."
             )
-        usual = {setting.name: setting.default for setting in fields(self)}
-        for name in ("task", "policy", "robot", "bias_m", "noise_m", *_OF_CAMERAS):
-            require(getattr(self, name) == usual[name], name, getattr(self, name), "left out with env.*")
+        ours = ("task", "policy", "robot", "bias_m", "noise_m", *_OF_CAMERAS)
+        self._refuse_others({setting.name for setting in fields(self)} - set(ours), "env.*")
+
+    def _refuse_others(self, allowed: Collection[str], with_: str) -> None:
+        """Refuses settings that are no part of `allowed`, where something else decides them."""
+        for setting in fields(self):
+            usual: Any = setting.default
+            usual = setting.default_factory() if callable(setting.default_factory) else usual
+            got = getattr(self, setting.name)
+            require(setting.name in allowed or got == usual, setting.name, got, f"left out with {with_}")
 
 
 def run(argv: list[str]) -> int:
@@ -193,6 +215,8 @@ def run(argv: list[str]) -> int:
 def _run(words: list[str]) -> Outcome:
     options = config(words)
     out = Path(options.out)
+    if options.label is not None:
+        return 0, _label(options, Path(options.label))
     if not is_published(out, _asked(options)):
         _collect(options)
     facts = read_json(out / COLLECTED, DatasetError, _EXISTS)
@@ -246,7 +270,37 @@ def _collect(options: CollectConfig) -> None:
                 )
             asked = {"task": env_config.name, "policy": options.policy, "seed": options.seed}
             facts = {**asked, **_facts(found, keep), "out": options.out, "settings": _asked(options)}
+            facts |= {"seeds": found.seeds, "env": asdict(env_config)}
             into.publish(found.places.tolist(), facts)
+
+
+def _label(options: CollectConfig, folder: Path) -> dict[str, Any]:
+    """Writes the episodes of a recording with the labels of an expert; returns and prints how many."""
+    import torch  # the simulator and a teacher: not for --help
+
+    from robot_rl.data.lerobot.edit import write_new
+    from robot_rl.data.store.reader import open_source
+    from robot_rl.rollout.envs import make_expert, simulation
+    from robot_rl.sched.opened import opened
+    from robot_rl.telemetry.progress import ProgressDisplay
+    from robot_rl.train.relabel import features_of, labels_of, open_recording, relabelled
+
+    torch.set_num_threads(options.torch_threads)
+    recording = open_recording(folder, num_envs=options.num_envs)
+    env_config = replace(recording.env, expert=options.policy or recording.env.expert)
+    device, holder = simulation(env_config, len(recording.lanes)), f"collect label={folder}"
+    steps, source = int(recording.source.lengths().sum()), recording.source
+    with opened(device, holder=holder, wait_s=options.lease_wait_s) as env:
+        expert = make_expert(env, bias_m=0.0, noise_m=0.0, noise_seed=0)
+        with ProgressDisplay() as display, display.phase("label", steps) as progress:
+            labels = labels_of(recording, env, expert, on_step=progress.update)
+    whole = relabelled(recording, labels)
+    write_new(Path(options.out), source.meta, features_of(recording), whole, images=options.images)
+    lengths = open_source(options.out).lengths()
+    left_out, labelled = len(source) - len(lengths), int(lengths.sum())
+    print(f"{options.out}: {len(lengths):,} episodes, {labelled:,} labels; {left_out:,} cut short, left out")
+    asked = {"label": options.label, "policy": options.policy, "out": options.out}
+    return {**asked, "episodes": len(lengths), "env_steps": labelled, "cut_short": left_out}
 
 
 def config(words: list[str]) -> CollectConfig:
@@ -331,7 +385,7 @@ def _env_and_actor(
     return with_cameras(env), acting
 
 
-def _facts(found: Collection, keep: KeepConfig) -> dict[str, Any]:
+def _facts(found: Collected, keep: KeepConfig) -> dict[str, Any]:
     """Returns the statistics of the episodes, for --json."""
     started, kept = found.started, found.kept
     return {

@@ -67,6 +67,8 @@ class Collection:
     """Which of these."""
     places: NDArray[np.int64]
     """Where they are among the episodes within the limits."""
+    seeds: list[int]
+    """From which these began."""
     refused: dict[str, int]
     """Setting of `KeepConfig` -> episodes that it refused."""
 
@@ -122,7 +124,8 @@ def collect(
             on_batch(min(len(passed), episodes), describe_refused(refused, len(started)))
         if len(passed) >= episodes:
             kept = passed[:episodes]
-            return Collection(started, kept, np.searchsorted(sift(started, _limits(keep))[0], kept), refused)
+            places = np.searchsorted(sift(started, _limits(keep))[0], kept)
+            return Collection(started, kept, places, seeds[kept].tolist(), refused)
     raise DatasetError(
         f"collect: {len(passed)} of {episodes} episodes passed; {describe_refused(refused, attempts)}. "
         f"Loosen that setting of keep, allow more attempts than {attempts}, or ask for fewer episodes."

@@ -1,5 +1,6 @@
 """What a DAgger run records: the expert's labels for a clone, what was executed for a replay."""
 
+import json
 import shutil
 from collections.abc import Generator
 from dataclasses import replace
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.cli.main import main
+from robot_rl.core.errors import DatasetError
 from robot_rl.core.names import EXECUTED_ACTION, PRIVILEGED
 from robot_rl.data.demos import load_episodes
 from robot_rl.data.episode import Episode
@@ -18,10 +21,12 @@ from robot_rl.data.pool import EpisodePool
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.data.store.seal import seal
 from robot_rl.policies.checkpoint import load_policy
+from robot_rl.rollout.envs import make_env, make_expert
 from robot_rl.train import phases
 from robot_rl.train.finetune.past import Past
 from robot_rl.train.recorded import DemosConfig, ReplayConfig
-from tests.runs import folder_of, killed_after, undisturbed
+from robot_rl.train.relabel import labels_of, lanes_of, open_recording
+from tests.runs import TINY, folder_of, killed_after, undisturbed
 from tests.train.improve.test_dagger import tiny
 
 LABEL_GAIN, STEP_M = 1.5, 0.05
@@ -122,3 +127,109 @@ def test_without_a_record_there_is_none(tmp_path: Path) -> None:
     config: Any = replace(tiny(tmp_path), replay=ReplayConfig(record=False))
     run = Path(phases.run(config).run)
     assert not (run / "experience").exists()
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_a_flow_comes_nearer_to_the_labels_where_it_went(tmp_path: Path) -> None:
+    flow = {"kind": "flow", "horizon": 2, "width": 32, "depth": 1, "time_dim": 8, "steps": 2}
+    learning = {"kind": "dagger", "env_steps": 90, "utd": 4.0, "batch": 32}
+    shown = {**TINY["env"]}  # all of the state, the goal too: so the labels can be learned
+    run = Path(phases.run(tiny(tmp_path, env=shown, policy=flow, method=learning)).run)
+    episodes = recorded(run)
+    assert sum(len(episode) for episode in episodes) == 90
+    seen = {"state": torch.from_numpy(np.concatenate([episode.obs["state"] for episode in episodes]))}
+    label = np.concatenate([episode.action for episode in episodes])
+
+    def error(which: str) -> float:
+        policy, _ = load_policy(run / "policy" / which)
+        generator = torch.Generator().manual_seed(0)
+        actions = policy.sample(policy.encode(seen), mode="ode", generator=generator).actions[:, 0]
+        return float(np.abs(actions.detach().numpy() - label).mean())
+
+    assert error("final") < 0.5 * error("base")
+
+
+def test_a_free_env_begins_the_next_episode() -> None:
+    # Two envs. Env 0: 4 steps, then (at 4) episode 3. Env 1: 2 steps, (at 2) episode 2, (at 5) episode 4.
+    assert lanes_of([0, 1, 2, 3, 4], np.array([4, 2, 3, 5, 1]), 2) == [[0, 3], [1, 2, 4]]
+    assert lanes_of([3, 1, 2, 0], np.array([1, 2, 1, 2]), 2) == [[3, 2], [1, 0]]  # read in another order
+    assert lanes_of([0], np.array([7]), 3) == [[0], [], []]
+
+
+@pytest.mark.usefixtures("whole_runs")
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_labelled_offline_a_run_has_the_labels_that_it_learned_from(
+    finished: Path, tmp_path: Path, is_sealed: bool
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    if is_sealed:
+        seal(run / "experience")
+    out = tmp_path / "labelled"
+    assert main(["collect", f"label={run / 'experience'}", f"out={out}"]) == 0
+    wanted = recorded(run)
+    found = Dataset(out)
+    for got, episode in zip([found.read(i) for i in range(len(found))], wanted, strict=True):
+        assert np.array_equal(got.action, episode.action)
+        assert np.array_equal(got.obs[EXECUTED_ACTION], episode.obs[EXECUTED_ACTION])
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_episodes_of_a_student_are_labelled(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student, out = tmp_path / "student", tmp_path / "labelled"
+    words = ["keep.success=false", "episodes=5", "num_envs=2", "state=joint,finger,tool.pos"]
+    assert main(["collect", f"policy={finished}", *words, f"out={student}"]) == 0
+    acted = load_episodes(student)
+    assert main(["collect", f"label={student}", "num_envs=3", f"out={out}", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    steps = len(acted.action)
+    assert (told["episodes"], told["env_steps"], told["cut_short"]) == (5, steps, 0)
+    found = load_episodes(out)
+    assert np.array_equal(load_episodes(out, as_executed=True).action, acted.action)
+    assert np.array_equal(found.obs["state"], acted.obs["state"])
+    tool, goal = found.obs["state"][:, 9:12], found.obs[PRIVILEGED][:, 3:6]
+    wanted = np.clip(LABEL_GAIN * (goal - tool) / STEP_M, -1.0, 1.0)
+    np.testing.assert_allclose(found.action[:, :3], wanted, atol=1e-4)
+    config = replace(tiny(tmp_path / "clone"), demos=DemosConfig(path=str(out)))
+    with pytest.raises(DatasetError, match="the dataset does not fit this run"):
+        phases.run(config)  # another state: the labels are of the student's own observation
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_a_policy_labels_in_the_place_of_the_expert(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "labelled"
+    assert main(["collect", f"label={finished / 'experience'}", f"policy={finished}", f"out={out}"]) == 0
+    teacher, _ = load_policy(finished / "policy/final")
+    found = load_episodes(out)
+    seen = {"state": torch.from_numpy(found.obs["state"])}
+    wanted = teacher.sample(teacher.encode(seen), mode="ode").actions[:, 0].detach().numpy()
+    np.testing.assert_allclose(found.action, wanted.clip(-1, 1), atol=1e-5)
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_a_recording_that_cannot_be_played_again_is_refused(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = open_recording(finished / "experience", num_envs=1)
+    env = make_env(recording.env, 3, autoreset="disabled")
+    expert = make_expert(env, bias_m=0.0, noise_m=0.0, noise_seed=0)
+    other = replace(recording, seeds=[[7, None, None], *recording.seeds[1:]])
+    with pytest.raises(DatasetError, match=r"episode 0, step 0: played again, .* differs by .* do not lead"):
+        labels_of(other, env, expert)
+    swapped = replace(recording, lanes=[[0, 4, 6], [1, 3, 7], recording.lanes[2]])
+    with pytest.raises(DatasetError, match="episode 4, step 0: played again, "):
+        labels_of(swapped, env, expert)
+    env.close()
+    assert main(["collect", f"label={finished / 'demos'}", f"out={tmp_path / 'a'}"]) == 2
+    assert "it has 4 episodes, and says the seeds of 0; allowed: the experience/ of a run" in _said(capsys)
+    assert main(["collect", "label=nowhere", f"out={tmp_path / 'a'}"]) == 2
+    assert "nowhere" in _said(capsys)
+    words = ["collect", f"label={finished / 'experience'}", f"out={tmp_path / 'a'}"]
+    assert main([*words, "task=reach"]) == 2
+    assert "task: got 'reach', allowed: left out with label=" in _said(capsys)
+    assert not (tmp_path / "a").exists()
+
+
+def _said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
