@@ -376,7 +376,7 @@ def _env_and_actor(
 
     @contextmanager
     def acting(env: VectorEnv) -> Generator[Actor]:
-        how: dict[str, Any] = {"task": meta.task, "rows": env.num_envs, "n_exec": meta.n_exec}
+        how: dict[str, Any] = {"real": env, "n_exec": meta.n_exec}
         how |= {"holder": f"collect {options.policy}: search", "wait_s": options.lease_wait_s}
         module: Any = policy
         with looking_ahead(module.to(options.device), options.search, **how) as found:

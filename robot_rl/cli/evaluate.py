@@ -360,12 +360,13 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     def play(env: VectorEnv, **seen: Any) -> EvalResult:
         if list(envs) != [""] or options.robot is not None:
             check_fits(meta, env)
-        held: dict[str, Any] = {
+        ahead: dict[str, Any] = {
+            "real": env,
+            "n_exec": n_exec,
             "holder": f"evaluate {options.policy}: search",
             "wait_s": options.lease_wait_s,
         }
-        ahead: dict[str, Any] = {"task": meta.task, "rows": env.num_envs, "n_exec": n_exec}
-        with looking_ahead(module.to(options.device), options.search, **ahead, **held) as acting:
+        with looking_ahead(module.to(options.device), options.search, **ahead) as acting:
             return evaluate_in(env, acting, **how, **seen)
 
     return _Case(

@@ -20,7 +20,8 @@ from robot_rl.train.earlier import open_earlier
 from robot_rl.train.finetune.config import stage_config
 from robot_rl.train.finetune.split import open_data
 from robot_rl.train.given import check_given, find_given
-from robot_rl.train.improve.config import OffPolicySettings
+from robot_rl.train.improve.config import OffPolicySettings, RL100Settings
+from robot_rl.worlds.inventory import check_fits
 
 
 def check_before_learner(config: RunConfig) -> None:
@@ -30,7 +31,7 @@ def check_before_learner(config: RunConfig) -> None:
 
     Raises:
         CheckpointError: `bc.policy` or `env.expert` holds no policy, or `bc.policy` one of others for another
-            embodiment; `bc.encoder` is a graph of another kind.
+            embodiment; `bc.encoder` is a graph of another kind; a gate's world model imitates something else.
         ConfigError: no such environment, camera or element of the state.
         DatasetError: episodes of another task, robot or rate, or too few of them.
     """
@@ -59,6 +60,8 @@ def check_before_learner(config: RunConfig) -> None:
             meta, features = episodes_of(scene)
             if given is not None:
                 check_given(config, given, meta, features)
+            if isinstance(config.method, RL100Settings) and (world := config.method.offline.gate.world):
+                check_fits(world, meta, at="method.offline.gate.world")
             _check_recorded(config, meta, features)
 
 

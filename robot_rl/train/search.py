@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from robot_rl.core.arrays import Array
 from robot_rl.core.errors import require
 from robot_rl.core.policy import ChunkSample, Encoded, Mode, rows_of
+from robot_rl.data.episodes import episodes_meta
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.adapter import PolicyAdapter, refuse_continuing
 from robot_rl.policies.best_of_n import candidate_noise
@@ -30,6 +31,7 @@ from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.config import SearchConfig
 from robot_rl.worlds.env import begun_as
+from robot_rl.worlds.inventory import check_fits
 
 _BEGUN = "search."
 """Before the names of a reset's options in an encoding: where imagined episodes begin."""
@@ -123,23 +125,26 @@ def _pictures(shapes: Mapping[str, Any]) -> str:
 
 @contextmanager
 def looking_ahead(
-    policy: nn.Module, config: SearchConfig, *, task: str | None, rows: int, n_exec: int, **held: Any
+    policy: nn.Module, config: SearchConfig, *, real: VectorEnv, n_exec: int, **held: Any
 ) -> Generator[Any]:
     """Yields a policy that looks ahead, under a lease of its world model; without one, the policy itself.
 
     Args:
         policy: draws the candidates.
         config: how to search; `world` may be None.
-        task: of the policy.
-        rows: how many plan at once at most.
+        real: where the policy acts, and which the model must imitate; all its rows may plan at once.
         n_exec: control steps that are executed of each chunk.
         held: `holder` and `wait_s` of the lease.
+
+    Raises:
+        CheckpointError: the model is of another task, robot, rate or state.
     """
     if config.world is None:
         yield policy
         return
+    check_fits(config.world, episodes_meta(real), at="search.world")
     # one member goes on, most must agree
     settings = {"strides": config.strides, "member": 0}
-    env = EnvConfig(kind="world", id=config.world, task=task or "", settings=settings)
-    with opened(simulation(env, rows * config.candidates), **held) as world:
+    env = EnvConfig(kind="world", id=config.world, task=real.task, settings=settings)
+    with opened(simulation(env, real.num_envs * config.candidates), **held) as world:
         yield SearchPolicy(policy, world, config, n_exec=n_exec)

@@ -15,6 +15,8 @@ from robot_rl.config.build import build
 from robot_rl.core.errors import CheckpointError, DeviceError, RobotRLError
 from robot_rl.core.files import at_home, read_json
 from robot_rl.core.machine import usable_cores
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.fit import misfit
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.entered import Entered
 from robot_rl.sched.inventory import PER_CORE, simulator_of
@@ -61,6 +63,26 @@ def device_spec(env: EnvConfig) -> DeviceSpec:
 def env_of(folder: str | Path) -> EnvConfig:
     """Returns the env that a world model imitates."""
     return build(EnvConfig, head_of(Path(at_home(str(folder))).resolve())["env"])
+
+
+def check_fits(folder: str | Path, meta: EpisodesMeta, *, at: str) -> None:
+    """Refuses a world model of another task, robot, rate or state; it is not loaded.
+
+    Raises:
+        CheckpointError: it is of something else, or none is there; `at` begins the message.
+    """
+    check_same(build(EpisodesMeta, head_of(Path(at_home(str(folder))))["meta"]), meta, at=at)
+
+
+def check_same(modelled: EpisodesMeta, meta: EpisodesMeta, *, at: str) -> None:
+    """Refuses other episodes than those that a world model was made of.
+
+    Raises:
+        CheckpointError: `at` begins its message.
+    """
+    problem = misfit(modelled, meta, also=("robot", "task"))
+    if problem is not None:
+        raise CheckpointError(f"{at}: the world model is of something else: {problem}. {REMEDY}")
 
 
 def name_of(folder: Path) -> str:

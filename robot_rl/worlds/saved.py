@@ -20,7 +20,6 @@ from robot_rl.config.build import build, plain
 from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.files import at_home, read_json, temporary_of, write_json
 from robot_rl.data.episodes import EpisodesMeta
-from robot_rl.data.fit import misfit
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.calibration import Calibration
 from robot_rl.worlds.config import EnsembleConfig, ImagesConfig, ServedConfig, TrustConfig
@@ -28,7 +27,7 @@ from robot_rl.worlds.diffusion import Learned, untrained
 from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.history import History
 from robot_rl.worlds.images.model import Images
-from robot_rl.worlds.inventory import HEAD, REMEDY, env_of, head_of
+from robot_rl.worlds.inventory import HEAD, REMEDY, check_same, env_of, head_of
 from robot_rl.worlds.outcome import ClassifierOutcome, Outcome, PredicateOutcome, state_of
 from robot_rl.worlds.served import Served
 from robot_rl.worlds.trust import TrustReport
@@ -61,9 +60,7 @@ class World:
         Raises:
             CheckpointError: `at` begins its message.
         """
-        problem = misfit(self.meta, meta, also=("robot", "task"))
-        if problem is not None:
-            raise CheckpointError(f"{at}: the world model is of something else: {problem}. {REMEDY}")
+        check_same(self.meta, meta, at=at)
 
     def save(self, folder: Path) -> None:
         """Writes the folder, or replaces what is in it; world.json comes last."""

@@ -1,23 +1,31 @@
 """Whole runs of RL-100: every phase in its order, the gate in the simulator, exact resume anywhere."""
 
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from robot_rl.algos.distil import Distillation
 from robot_rl.algos.offline_ppo import OfflinePPO
 from robot_rl.config import build, load
+from robot_rl.core.errors import CheckpointError
+from robot_rl.core.files import write_json
 from robot_rl.core.seeding import EVAL_SEED_START
 from robot_rl.policies.checkpoint import load_policy
+from robot_rl.rollout.envs import make_env
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
+from robot_rl.train.before import check_before_learner
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import rl100
 from robot_rl.train.improve.config import RL100Settings
 from robot_rl.train.improve.method import settings_of
 from tests.runs import TINY, folder_of
+from tests.worlds.conftest import META
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -127,3 +135,17 @@ def test_the_recipe_shares_the_base_of_pick_cube() -> None:
     assert config.method.kind == "rl100"
     for name in ("demos", "bc", "n_exec", "env", "policy"):
         assert getattr(config, name) == getattr(usual, name)
+
+
+def test_a_gate_in_a_model_of_something_else_is_refused_before_any_work(tmp_path: Path) -> None:
+    write_json(tmp_path / "world.json", {"meta": asdict(META)}, is_checked=True)
+    gate = {"scorer": "world", "world": str(tmp_path)}
+    config = tiny(tmp_path, offline={**RUN["method"]["offline"], "gate": gate})
+    words = r"method\.offline\.gate\.world: the world model is of something else: .* 'point', not 'panda'"
+    with pytest.raises(CheckpointError, match=words):
+        check_before_learner(config)
+    with closing(make_env(config.env, 1)) as real:
+        session: Any = SimpleNamespace(config=config)
+        start: Any = SimpleNamespace(eval_envs={"": real})
+        with pytest.raises(CheckpointError, match=words):
+            rl100.episode_score(session, start, nn.Module(), settings_of(config, RL100Settings).offline.gate)

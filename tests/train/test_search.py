@@ -1,5 +1,7 @@
 """Decision-time search: what is imagined to succeed is executed."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -7,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.policy import ChunkSample, Encoded
 from robot_rl.policies.best_of_n import candidate_noise
-from robot_rl.train.search import SearchPolicy
+from robot_rl.train.search import SearchPolicy, looking_ahead
 from robot_rl.worlds.config import SearchConfig
 from robot_rl.worlds.env import ImaginedConfig, WorldEnv
 from robot_rl.worlds.saved import World
 
 # Fixtures of the point that moves where it is pushed.
-from tests.worlds.conftest import RADIUS, SPEED, history, made_once, world
+from tests.worlds.conftest import META, RADIUS, SPEED, history, made_once, world
 
 __all__ = ["history", "made_once", "world"]
 ROWS, NUM = 6, 24
@@ -75,6 +77,28 @@ def test_without_success_ahead_the_policy_acts_as_it_would(world: World) -> None
     z = torch.randn((ROWS, 4, 2), generator=torch.Generator().manual_seed(0))
     chosen = policy.sample(policy.encode({"state": states}), z=z).actions
     assert np.array_equal(chosen, Wandering().sample(cast("Encoded", {}), z=z).actions)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"task": "push"}, "with task 'point', not 'push'"),
+        ({"robot": "cart"}, "with robot 'point', not 'cart'"),
+        ({"state_names": ("x", "y", "vx", "vy")}, "it has goal.0, goal.1 and lacks vx, vy"),
+        ({"control_hz": 10.0}, "at 20 Hz, not 10 Hz"),
+    ],
+)
+def test_a_model_of_something_else_is_not_searched_in(
+    world: World, tmp_path: Path, other: dict[str, Any], words: str
+) -> None:
+    world.save(tmp_path)
+    real: Any = SimpleNamespace(**{**vars(META), **other}, num_envs=1)
+    config = SearchConfig(world=str(tmp_path))
+    ahead = looking_ahead(Wandering(), config, real=real, n_exec=4, holder="test", wait_s=0.0)
+    with pytest.raises(
+        CheckpointError, match=rf"search\.world: the world model is of something else.*{words}"
+    ):
+        ahead.__enter__()
 
 
 def test_a_search_of_one_is_refused() -> None:

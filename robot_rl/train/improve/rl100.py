@@ -21,6 +21,7 @@ from robot_rl.algos.gate import CriticScore, Gate
 from robot_rl.algos.iql import IQL
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
+from robot_rl.data.episodes import episodes_meta
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.evaluate import evaluate_in
@@ -34,6 +35,7 @@ from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
+from robot_rl.worlds.inventory import check_fits
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
@@ -105,11 +107,16 @@ def episode_score(session: Session, start: Start, policy: Module, gate: GateConf
     """Returns the gate's score by the success of episodes, simulated or imagined; their steps are counted.
 
     Their seeds are the training's: neither quick evaluations nor the held-out episodes have them.
+
+    Raises:
+        CheckpointError: the world model is of another task, robot, rate or state.
     """
     config, source = session.config, "world" if gate.world else "sim"
     first = train_seed(config.seed, "gate") // 2
     seeds = np.arange(first, first + gate.episodes, dtype=np.uint64)
     (real,) = start.eval_envs.values()
+    if gate.world is not None:
+        check_fits(gate.world, episodes_meta(real), at="method.offline.gate.world")
 
     @contextmanager
     def playground() -> Generator[VectorEnv]:
