@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from robot_rl.telemetry.progress import ProgressDisplay
     from robot_rl.worlds.build import RealEnv
     from robot_rl.worlds.calibration import Played
+    from robot_rl.worlds.curve import Needed
     from robot_rl.worlds.history import History
     from robot_rl.worlds.saved import World
 
 SUMMARY = "fit a world model to recorded episodes, and measure how far it can be believed"
 
+_SETTINGS = "fit.json"
+"""Settings of an unfinished fit, in its folder."""
 _STRIPS = 4
 """Episodes in pictures.png."""
 _HELP = """\
 Usage: robot-rl worlds fit data=<dataset>[,<dataset>...] out=<folder> [env.<setting>=...] [model.members=5]
-                           [model.stride=4] [fit.updates=6000] [outcome=predicate|classifier] [curve=false]
+                           [model.stride=4] [fit.updates=6000] [outcome=predicate|classifier]
+                           [curve=false] [curve_error=1.0]
                            [images.cameras=<name>,...] [images.updates=2000] [images.codec_updates=2000]
                            [seed=0] [device=cpu] [torch_threads=1] [lease_wait_s=0] [--json]
        robot-rl worlds fit data=<dataset> out=<folder> served.id=<module>:<function> [served.python=<path>]
@@ -43,7 +47,8 @@ fit      learns how the state of an env goes on from recorded episodes: of `robo
          `experience`. 70 % of the episodes are learned from, 15 % calibrate, 15 % only judge. Failures and
          exploration must be among them: a model of successes alone expects success. The folder is a device
          of kind `world` (robot-rl devices), which gives no lease while the model is not believed. The same
-         command goes on after a kill. curve=true also draws the error against the number of episodes.
+         command goes on after a kill. curve=true draws the error against the number of episodes first, also
+         of too few for a fit, and says how many an error of curve_error needs.
          images.cameras= learns pictures too, of 64 or 128 pixels: imagined episodes then show them, and
          pictures.png has held-out episodes, real and predicted. What a policy sees of the state is given as
          it was collected: env.state=joint,tool.
@@ -81,7 +86,10 @@ class FitCommand(WorldSettings):
     served: ServedConfig = field(default_factory=ServedConfig)
     """A model of others, to be measured in the place of a fit."""
     curve: bool = False
-    """Whether to fit models of fewer episodes too, and draw the curve."""
+    """Whether to fit models of fewer episodes first, and draw the curve; also of too few for a fit."""
+    curve_error: float = 1.0
+    """Error whose number of episodes is read off the curve: after fit.ahead strides, in deviations of what
+    changes in a stride."""
     seed: int = 0
     torch_threads: int = 1
     device: str = "cpu"
@@ -93,6 +101,7 @@ class FitCommand(WorldSettings):
             require(not self.curve, "curve", self.curve, "false with served.id: nothing is fitted")
             cameras = self.images.cameras
             require(not cameras, "images.cameras", list(cameras), "none with served.id: nothing is fitted")
+        require(self.curve_error > 0, "curve_error", self.curve_error, "above 0")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
 
@@ -149,13 +158,14 @@ def _fit(words: list[str]) -> Outcome:
     import torch
 
     from robot_rl.telemetry.progress import ProgressDisplay
-    from robot_rl.worlds.build import adopted, learning_curve, read_history
+    from robot_rl.worlds.build import adopted, read_history
+    from robot_rl.worlds.fit import check_enough
     from robot_rl.worlds.inventory import enter
-    from robot_rl.worlds.plots import draw_calibration, draw_curve
+    from robot_rl.worlds.plots import draw_calibration
 
     torch.set_num_threads(options.torch_threads)
-    real = _real_env(options)
-    _keep_settings(out, options)
+    real, needed = _real_env(options), None
+    _refuse_other_settings(out, options)
     with ProgressDisplay() as display:
         cameras = options.images.cameras
         history = read_history(options.data, real.meta, display.message, cameras=cameras)
@@ -163,22 +173,39 @@ def _fit(words: list[str]) -> Outcome:
             f"{history.num_episodes} episodes of {real.meta.task} on {real.meta.robot}, {history.steps:,} "
             f"control steps, {history.solved().mean():.0%} solved"
         )
+        if options.curve:
+            needed = _curve(history, real, options, out, display)
+        if options.served.id is None:
+            check_enough(history, options.model.stride, curve=needed and needed.words())
+        _keep_settings(out, options)
         if options.served.id is not None:
             display.message(f"measures {options.served.id}, in a process of its own")
             world, played = adopted(history, real, options, options.served, seed=options.seed)
         else:
             world, played = _learned(history, real, options, out, display)
-        if options.curve:
-            with display.phase("curve", 4, unit="models") as progress:
-                rows = learning_curve(history, real, options, seed=options.seed, shown=progress.update)
-            draw_curve(out / "curve.png", real.meta.task, rows)
-            write_json(out / "curve.json", rows)
     world.save(out)
     enter(out)
     draw_calibration(out / "calibration.png", str(out), world.report.depths, world.calibration, played)
     if world.images is not None:
         _draw_strips(out / "pictures.png", world)
-    return 0, _print(out, world)
+    return 0, _print(out, world) | ({} if needed is None else {"needed": asdict(needed)})
+
+
+def _curve(
+    history: History, real: RealEnv, options: FitCommand, out: Path, display: ProgressDisplay
+) -> Needed:
+    """Draws the error against the number of episodes; returns how many `curve_error` needs."""
+    from robot_rl.worlds.curve import curve_counts, episodes_needed, learning_curve
+    from robot_rl.worlds.plots import draw_curve
+
+    with display.phase("curve", len(curve_counts(history)), unit="models") as progress:
+        rows = learning_curve(history, real, options, seed=options.seed, shown=progress.update)
+    needed = episodes_needed(rows, options.curve_error)
+    out.mkdir(parents=True, exist_ok=True)
+    draw_curve(out / "curve.png", real.meta.task, rows, needed.error)
+    write_json(out / "curve.json", {"rows": rows, "needed": asdict(needed)})
+    display.message(f"{out / 'curve.png'}: {needed.words()}")
+    return needed
 
 
 def _draw_strips(path: Path, world: World) -> None:
@@ -238,11 +265,11 @@ def _learned(
         return found
 
 
-def _keep_settings(out: Path, options: FitCommand) -> None:
-    """Makes the folder, or refuses to go on with a fit of other settings."""
+def _refuse_other_settings(out: Path, options: FitCommand) -> None:
+    """Refuses to go on with a fit of other settings."""
     from robot_rl.config import plain
 
-    path, settings = out / "fit.json", plain(options)
+    path, settings = out / _SETTINGS, plain(options)
     if path.is_file():
         before = read_json(path, DatasetError, f"Remove {out}.")
         differs = sorted(name for name in settings if settings[name] != before.get(name))
@@ -251,9 +278,14 @@ def _keep_settings(out: Path, options: FitCommand) -> None:
                 f"out: {str(out)!r} has an unfinished fit with other settings ({', '.join(differs)}). "
                 "Give the same command to go on with it, or remove the folder."
             )
-        return
+
+
+def _keep_settings(out: Path, options: FitCommand) -> None:
+    """Makes the folder of a fit."""
+    from robot_rl.config import plain
+
     out.mkdir(parents=True, exist_ok=True)
-    write_json(path, settings, is_checked=True)
+    write_json(out / _SETTINGS, plain(options), is_checked=True)
 
 
 def _real_env(options: FitCommand) -> RealEnv:

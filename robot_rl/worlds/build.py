@@ -28,8 +28,6 @@ from robot_rl.worlds.served import Served
 
 _CHECKPOINT, _PICTURES_CHECKPOINT = ".fitting.pt", ".fitting-pictures.pt"
 _CHECKPOINT_S = 30.0
-_CURVE = (0.125, 0.25, 0.5, 1.0)
-"""Shares of the episodes to learn from, of the curve of error against their number."""
 
 
 @dataclass(frozen=True)
@@ -195,28 +193,6 @@ def adopted(
     return measured(
         model, outcome, history, env=real.env, horizon=real.horizon, limits=settings.trust, version=1
     )
-
-
-def learning_curve(
-    history: History, real: RealEnv, settings: WorldSettings, *, seed: int, shown: Callable[[int], None]
-) -> list[dict[str, float]]:
-    """Returns the held-out error of models of more and more episodes, the same updates each.
-
-    Args: shown: called with how many of the models are done.
-    """
-    rows, train = list[dict[str, float]](), history.split(TRAIN)
-    for number, share in enumerate(_CURVE):
-        kept = train[: max(2, int(len(train) * share))]
-        fitter = Fitter(
-            new_model(settings.model, history, marks=real.marks, seed=seed),
-            history,
-            settings.fit,
-            seed=seed,
-            train=kept,
-        )
-        rows.append({"episodes": float(len(kept)), **fitter.run()})
-        shown(number + 1)
-    return rows
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:

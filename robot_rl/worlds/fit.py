@@ -9,6 +9,7 @@ B rows, M members, k control steps of a stride.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,13 +22,17 @@ from robot_rl.worlds.config import EnsembleConfig, FitConfig
 from robot_rl.worlds.diffusion import Diffusion, Learned, untrained
 from robot_rl.worlds.dynamics import Dynamics, tensors_of
 from robot_rl.worlds.ensemble import Ensemble
-from robot_rl.worlds.history import AUDIT, CALIBRATION, TRAIN, Array, History, Window, Windows
+from robot_rl.worlds.history import AUDIT, CALIBRATION, TRAIN, Array, History, Window, Windows, split_of
 
 BETA = 0.5
 MIN_EPISODES = 20
 """Fewer leave three or less to judge the model."""
+MIN_SPLIT = 2
+"""Episodes that each part needs."""
 MIN_WINDOWS = 200
 """Windows that a depth needs for its calibration: a quantile of fewer is noise."""
+_MOST = 10_000
+"""Episodes of which so few have a window that longer ones are needed."""
 _STRAIGHT = 4096
 """Windows of each member behind its linear map."""
 _TESTED = 1024
@@ -47,12 +52,13 @@ class Fitter:
             history: real experience, which is split by episode.
             config: how.
             seed: of the batches.
-            train: numbers of the episodes to learn from, of the first split; all of it if None.
+            train: numbers of the episodes to learn from, however few; the first split if None.
 
         Raises:
             DatasetError: too few episodes, or too short ones.
         """
-        check_enough(history, model.config.stride)
+        if train is None:
+            check_enough(history, model.config.stride)
         self.model, self.config = model, config
         self._rng = np.random.default_rng(seed)
         k = model.config.stride
@@ -235,22 +241,51 @@ def bodies_in(name: str) -> set[str]:
     return set(name.partition(".")[0].split("_in_"))
 
 
-def check_enough(history: History, stride: int) -> None:
+def check_enough(history: History, stride: int, *, curve: str | None = None) -> None:
     """Refuses too few episodes to learn from and to judge by.
 
+    Args:
+        history: the episodes.
+        stride: control steps of a window.
+        curve: what a curve of the error against their number says, if one was drawn.
+
     Raises:
-        DatasetError: says how many there are, and how to see how many would be enough.
+        DatasetError: says how many there are, and how many are enough.
     """
-    held_out = history.split(CALIBRATION)
-    windows = int(np.maximum(0, history.last[held_out] - history.first[held_out] - stride + 1).sum())
     counts = {name: len(history.split(name)) for name in (TRAIN, CALIBRATION, AUDIT)}
-    if history.num_episodes < MIN_EPISODES or min(counts.values()) < 2 or windows < MIN_WINDOWS:
-        raise DatasetError(
-            f"world model: got {history.num_episodes} episodes ({counts[TRAIN]} to learn from, "
-            f"{counts[CALIBRATION]} for calibration, {counts[AUDIT]} to judge), need {MIN_EPISODES} or more "
-            f"with 2 in each part, and {MIN_WINDOWS} windows for calibration, got {windows}. Collect more; "
-            "curve=true draws the error against their number."
-        )
+    lengths = np.maximum(0, history.last - history.first - stride + 1)
+    held_out = lengths[history.split(CALIBRATION)]
+    windows = int(held_out.sum())
+    is_enough = history.num_episodes >= MIN_EPISODES and min(counts.values()) >= MIN_SPLIT
+    if is_enough and windows >= MIN_WINDOWS:
+        return
+    least = fewest(float((held_out if windows else lengths).mean()))
+    need = (
+        f"{max(least, history.num_episodes + 1)} or more like these"
+        if least
+        else f"longer ones: few have the {stride} steps of a stride"
+    )
+    raise DatasetError(
+        f"world model: got {history.num_episodes} episodes ({counts[TRAIN]} to learn from, "
+        f"{counts[CALIBRATION]} for calibration, {counts[AUDIT]} to judge), need {need}: {MIN_EPISODES} with "
+        f"{MIN_SPLIT} in each part, and {MIN_WINDOWS} windows for calibration, got {windows}. Collect more: "
+        + (curve or "curve=true draws the error against their number and says how many an error needs")
+        + "."
+    )
+
+
+def fewest(windows: float) -> int | None:
+    """Returns the smallest number of episodes that is enough, if each has as many windows on average.
+
+    None: not even `_MOST` are.
+    """
+    parts = [split_of(_MOST, name) for name in (TRAIN, CALIBRATION, AUDIT)]
+    of_windows = max(MIN_SPLIT, math.ceil(MIN_WINDOWS / max(windows, 1e-9)))
+    wanted = (MIN_SPLIT, of_windows, MIN_SPLIT)
+    if any(len(part) < count for part, count in zip(parts, wanted, strict=True)):
+        return None
+    last = max(part[count - 1] for part, count in zip(parts, wanted, strict=True))
+    return max(MIN_EPISODES, int(last) + 1)
 
 
 def beta_nll(change: Tensor, log_std: Tensor, needed: Tensor, moves: Tensor) -> Tensor:

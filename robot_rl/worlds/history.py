@@ -128,14 +128,8 @@ class History:
         return np.logical_or.reduceat(self.success, self.first)
 
     def split(self, name: str) -> Array:
-        """Returns the episodes of a split: each draws its own, whatever others there are."""
-        at = EpisodeRng(np.arange(self.num_episodes), np.full(self.num_episodes, _SPLIT_SEED)).uniform()[:, 0]
-        low = 0.0
-        for other, share in SHARES.items():
-            if other == name:
-                return np.flatnonzero((at >= low) & (at < low + share))
-            low += share
-        raise KeyError(name)
+        """Returns the episodes of a split; see `split_of`."""
+        return split_of(self.num_episodes, name)
 
     def only(self, episodes: Array) -> History:
         """Returns the history of some episodes, in their order."""
@@ -153,6 +147,17 @@ class History:
             ended=self.ended[episodes],
             pictures={camera: shown[rows] for camera, shown in self.pictures.items()},
         )
+
+
+def split_of(episodes: int, name: str) -> Array:
+    """Returns which of that many episodes are of a split: each draws its own, whatever others there are."""
+    at = EpisodeRng(np.arange(episodes), np.full(episodes, _SPLIT_SEED)).uniform()[:, 0]
+    low = 0.0
+    for other, share in SHARES.items():
+        if other == name:
+            return np.flatnonzero((at >= low) & (at < low + share))
+        low += share
+    raise KeyError(name)
 
 
 def _pictures_of(obs: Mapping[str, Array], camera: str) -> Array:

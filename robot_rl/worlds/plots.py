@@ -77,11 +77,13 @@ def draw_agreement(
     figure.savefig(path)
 
 
-def draw_curve(path: Path, title: str, rows: Sequence[Mapping[str, float]]) -> None:
-    """Writes the held-out error against the number of episodes that were learned from."""
+def draw_curve(path: Path, title: str, rows: Sequence[Mapping[str, float]], wanted: float) -> None:
+    """Writes the held-out error against the number of episodes that were learned from, and a wanted error."""
     figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DPI, layout="constrained")
     axes = figure.subplots()
     axes.plot([row["episodes"] for row in rows], [row["held_out_error"] for row in rows], "o-")
+    axes.axhline(wanted, color="0.5", linestyle=":", label="wanted")
+    axes.legend(frameon=False)
     axes.set(
         xlabel="episodes to learn from", ylabel="held-out error", xscale="log", yscale="log", title=title
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from robot_rl.cli.main import main
+from robot_rl.worlds.curve import Needed
 
 Run = Callable[..., dict[str, Any]]
 TINY = ("model.members=2", "model.width=16", "model.depth=1", "fit.updates=40", "fit.batch=16", "fit.ahead=2")
@@ -146,7 +147,27 @@ def test_mistakes_are_one_line(
     assert "Traceback" not in err
 
 
-def test_too_few_episodes_say_how_many_are_needed(robot_rl: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    robot_rl("collect", "task=reach", "episodes=4", "out=demos", "num_envs=4")
+FEW = ("collect", "task=reach", "episodes=8", "out=demos", "num_envs=4", "bias_m=0.02")
+
+
+def test_too_few_episodes_say_how_many_are_enough(robot_rl: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    robot_rl(*FEW)
     assert main(["worlds", "fit", "data=demos", "out=point", *TINY]) == 2
-    assert "got 4 episodes" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "got 8 episodes (6 to learn from, 2 for calibration, 0 to judge)" in said
+    assert "curve=true draws the error" in said
+    assert not Path("point").exists()  # other data may be given under its name
+
+
+@pytest.mark.slow
+def test_a_curve_of_too_few_episodes_says_how_many_an_error_needs(
+    robot_rl: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    robot_rl(*FEW)
+    assert main(["worlds", "fit", "data=demos", "out=point", *TINY, "curve=true", "curve_error=0.5"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "or more like these" in said
+    found = json.loads(Path("point/curve.json").read_text())
+    assert [row["episodes"] for row in found["rows"]] == [2, 3, 6]
+    assert Needed(**found["needed"]).words() in said
+    assert Path("point/curve.png").stat().st_size > 5_000

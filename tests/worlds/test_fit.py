@@ -8,8 +8,8 @@ import torch
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.worlds.ensemble import Ensemble
-from robot_rl.worlds.fit import Fitter, beta_nll, new_model, open_loop
-from robot_rl.worlds.history import AUDIT, History, Windows
+from robot_rl.worlds.fit import Fitter, beta_nll, check_enough, fewest, new_model, open_loop
+from robot_rl.worlds.history import AUDIT, CALIBRATION, History, Windows
 from robot_rl.worlds.saved import World
 from tests.worlds.conftest import FIT, SMALL, SPEED, point_history
 
@@ -82,7 +82,25 @@ def test_a_fit_that_was_cut_short_goes_on_to_the_same_losses(history: History) -
     assert [float(second.update()) for _ in range(7)] == losses[5:]
 
 
-def test_too_few_episodes_are_refused() -> None:
+def test_too_few_episodes_say_how_many_are_enough() -> None:
+    # Each of 24 steps has 21 windows of 4, so 200 need ten for calibration: the tenth of these is the 71st.
     few = point_history(8)
-    with pytest.raises(DatasetError, match=r"got 8 episodes .* need 20 or more"):
+    assert point_history(80).split(CALIBRATION)[9] == 70
+    words = (
+        r"got 8 episodes \(6 to learn from, 2 for calibration, 0 to judge\), need 71 or more like these: 20"
+    )
+    with pytest.raises(
+        DatasetError, match=words + r".* and 200 windows for calibration, got 42\. .*curve=true"
+    ):
         Fitter(new_model(SMALL, few, seed=0), few, FIT, seed=0)
+    with pytest.raises(DatasetError, match=r"need 71 .* Collect more: so says the curve\."):
+        check_enough(few, 4, curve="so says the curve")
+    check_enough(point_history(71), 4)
+
+
+def test_episodes_that_are_too_short_are_refused() -> None:
+    with pytest.raises(DatasetError, match=r"need longer ones: few have the 25 steps of a stride"):
+        check_enough(point_history(8), 25)
+    # With 200 windows each, two of each part do: the second to judge is the 21st, that to calibrate the 7th.
+    assert point_history(80).split(AUDIT)[1] == 20
+    assert fewest(200.0) == 21
