@@ -1,20 +1,25 @@
 """Runs that begin in a bank: what they see of the rows that are held out for evaluation."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from robot_rl.config import build
 from robot_rl.core.errors import ConfigError
 from robot_rl.data.demos import load_episodes
+from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.vector import SimVectorEnv
 from robot_rl.train.before import check_before_learner
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import first_seed
+from robot_rl.train.improve.imagined import RealSource
 from robot_rl.train.phases import run
+from robot_rl.worlds.saved import imitated
 from tests.runs import TINY, folder_of
 
 NOISE: dict[str, Any] = {
@@ -46,6 +51,27 @@ def test_what_is_played_before_a_run_learns_is_not_held_out(
     episodes = load_episodes(folder_of(tmp_path) / played)
     begun = SimVectorEnv(EnvConfig(**env), 3).reset(seed=first_seed(0))[0]["state"]
     np.testing.assert_array_equal(episodes.obs["state"][episodes.bounds()[0]], begun)
+
+
+@pytest.mark.parametrize("evaluate", ["own", "near_goal"])
+def test_real_episodes_of_an_imagined_run_begin_in_the_bank_and_its_probes_as_evaluations_do(
+    folder: Path, evaluate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path))
+    resets = {"bank": str(folder), "mix": {"grasped": 1.0}, "evaluate": evaluate}
+    env: dict[str, Any] = {"task": "gantry_peg", "horizon_s": 0.25, "num_threads": 1, "resets": resets}
+    config = build(RunConfig, {**TINY, "env": env, "method": {"kind": "imagined"}})
+    conductor: Any = SimpleNamespace(
+        session=SimpleNamespace(config=config), real=SimpleNamespace(env=imitated(config.env.evaluated()))
+    )
+    source = RealSource(conductor, nn.Linear(1, 1), 4)
+    begun = dict[bool, set[str]]()
+    for is_probe in (False, True):
+        with opened(source._device(6, is_probe=is_probe), holder="test") as found:
+            assert found.num_envs == 4
+            infos = found.reset(seed=0)[1]
+            begun[is_probe] = {found.reset_classes[kind] for kind in infos.get("reset_class", ())}
+    assert begun == {False: {"grasped"}, True: {evaluate} - {"own"}}
 
 
 def test_training_in_held_out_rows_is_refused(folder: Path) -> None:

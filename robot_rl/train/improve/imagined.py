@@ -278,7 +278,7 @@ class RealSource(Here):
         if not wanted:
             return None
         session, version = conductor.session, self._weights.refresh(published)
-        device, rows = self._device(wanted), list[Columns]()
+        device, rows = self._device(wanted, is_probe=is_probe), list[Columns]()
         is_arm, config = device.spec.kind == "robot", session.config
         holder, noise, wait_s = f"train {config.recipe}: real episodes", conductor.seed, config.lease_wait_s
         seeds = conductor.next_seeds(wanted)
@@ -323,12 +323,17 @@ class RealSource(Here):
                 executor.reset(np.ones(env.num_envs, bool), batch)
                 rows += played(env, batch, act)[: where.stop - where.start]
 
-    def _device(self, wanted: int) -> EnvDevice:
-        """Returns what the episodes are played on: the run's arm, one after the other, or simulations."""
+    def _device(self, wanted: int, *, is_probe: bool) -> EnvDevice:
+        """Returns what the episodes are played on: the run's arm, one after the other, or simulations.
+
+        These begin in the run's bank, if it has one; probes begin as evaluations do.
+        """
         session = self._conductor.session
         if session.config.station is not None:
             return arm_of(session.config, session.folder)
-        return simulation(self._conductor.real.env, min(self._num_envs, wanted))
+        env = session.config.env
+        resets = env.evaluated().resets if is_probe else env.resets
+        return simulation(replace(self._conductor.real.env, resets=resets), min(self._num_envs, wanted))
 
     def close(self) -> None:
         """Nothing is open between two calls."""
