@@ -30,17 +30,27 @@ _SHOWN = (
 class LeasedEnv(VectorEnv):
     """An env that refuses commands under an overtaken lease, and while its device is quarantined.
 
-    A chunk is checked at every control step. Every success and failure is reported to the device's
-    `HealthMonitor`. Attributes that the contract does not name are those of the env inside.
+    A device that is not trusted any longer, such as a world model, refuses the next reset. A chunk is checked
+    at every control step. Every success and failure is reported to the device's `HealthMonitor`. Attributes
+    that the contract does not name are those of the env inside.
     """
 
-    def __init__(self, env: VectorEnv, fence: Fence, lease: LeaseLike, monitor: HealthMonitor) -> None:
+    def __init__(
+        self,
+        env: VectorEnv,
+        fence: Fence,
+        lease: LeaseLike,
+        monitor: HealthMonitor,
+        *,
+        require_trusted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wraps an env that was just opened; `require_trusted`: that of its `DeviceSpec`."""
         self.env = env
         for name in _SHOWN:
             setattr(self, name, getattr(env, name))
         self.says_success = env.says_success
         self._fence, self._token, self._slot_ids = fence, lease.token, lease.slot_ids
-        self._monitor = monitor
+        self._monitor, self._require_trusted = monitor, require_trusted
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":
@@ -69,6 +79,7 @@ class LeasedEnv(VectorEnv):
         return done
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        self._require_trusted()
         return self._command(lambda: self.env.reset(seed=seed, options=options))
 
     def step_masked(
@@ -170,7 +181,7 @@ class EnvDevice:
                 held[1].close()
         env = self._make(lease)
         self._open.append((lease, env))
-        return LeasedEnv(env, self._fence, lease, self.monitor)
+        return LeasedEnv(env, self._fence, lease, self.monitor, require_trusted=self.spec.require_trusted)
 
     def health(self) -> Health:
         return self.monitor.health()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from robot_rl.core.errors import LeaseError
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 """How often a preemptible holder looks whether somebody wants its lease."""
+_TRUST_S = 1.0
+"""How long `check` believes that a device can still be trusted before it asks again."""
 
 
 class Renews(Protocol):
@@ -33,9 +36,24 @@ class Renews(Protocol):
 class HeldLease:
     """A lease that a thread renews; call `check()` before every chunk of commands."""
 
-    def __init__(self, store: Renews, lease: Lease, *, preemptible: bool = False) -> None:
-        """Begins to renew; Args: preemptible: whether to look for `preemption`."""
+    def __init__(
+        self,
+        store: Renews,
+        lease: Lease,
+        *,
+        preemptible: bool = False,
+        require_trusted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begins to renew.
+
+        Args:
+            store: where the lease is from.
+            lease: it was just given.
+            preemptible: whether to look for `preemption`.
+            require_trusted: `DeviceSpec.require_trusted` of the device; asked now and then in `check`.
+        """
         self._store, self.lease = store, lease
+        self._require_trusted, self._trusted_s = require_trusted, time.monotonic()
         self._is_preemptible = preemptible
         self._wanted: tuple[str, float] | None = None
         self._lost: LeaseError | None = None
@@ -73,10 +91,11 @@ class HeldLease:
             raise PreemptedError(wanted.by)
 
     def check(self) -> None:
-        """Passes while the lease is held.
+        """Passes while the lease is held, and the device is to be trusted.
 
         Raises:
             LeaseError: it was overtaken or preempted, or could not be renewed before it expired.
+            DeviceError: the device gives no leases now, as a world model that somebody found wanting.
         """
         if self._lost is not None:
             raise self._lost
@@ -84,6 +103,9 @@ class HeldLease:
             raise LeaseError(f"lease of {self.device}: {wanted.by!r} has it now, and goes first.")
         if self._store.has_expired(self.lease):  # the machine slept, or the file was not writable
             self.lease = self._store.renew(self.lease)
+        if time.monotonic() - self._trusted_s >= _TRUST_S:
+            self._require_trusted()
+            self._trusted_s = time.monotonic()
 
     def end(self) -> None:
         """Stops renewing and gives the slots back."""

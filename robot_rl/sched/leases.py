@@ -331,7 +331,9 @@ class LeaseStore:
             turn_s=turn_s,
             given_up=given_up,
         )
-        held = HeldLease(self, lease, preemptible=preemptible)
+        specs = spec if isinstance(spec, Sequence) else [spec]
+        leased = next(one for one in specs if one.name == lease.device)
+        held = HeldLease(self, lease, preemptible=preemptible, require_trusted=leased.require_trusted)
         try:
             yield held
         finally:
@@ -353,8 +355,8 @@ class LeaseStore:
             held = list[HeldLease]()
             for lease in leases:
                 stack.callback(self.release, lease)
-            for lease in leases:
-                held.append(HeldLease(self, lease))
+            for lease, (spec, _) in zip(leases, wanted, strict=True):
+                held.append(HeldLease(self, lease, require_trusted=spec.require_trusted))
                 stack.callback(held[-1].end)
             yield held
 

@@ -131,6 +131,28 @@ def test_where_the_model_is_never_believed_nothing_is_imagined(tmp_path: Path) -
     assert summary.final_success == summary.base_success
 
 
+def test_a_model_that_somebody_else_finds_wanting_is_refitted_with_more_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = imagined.CoEvolution.imagined_rollout
+    audited = list[int]()
+
+    def then_audited(conductor: imagined.CoEvolution) -> None:
+        rollout(conductor)
+        if conductor.world is not None and not audited:
+            audited.append(conductor.version)
+            load_world(conductor.folder).save_report(
+                conductor.folder, replace(conductor.world.report, reasons=("it was wrong",))
+            )
+
+    monkeypatch.setattr(imagined.CoEvolution, "imagined_rollout", then_audited)
+    phases.run(run_of(tmp_path, probes=1))
+    folder = folder_of(tmp_path)
+    assert column(folder, "world/version") == [1.0, 2.0]
+    assert column(folder, "world/episodes") == [60.0, 70.0]  # no probe was played between
+    assert load_world(folder / "world").report.is_trusted
+
+
 def test_trust_lapses_at_a_probe_and_returns_after_a_refit(tmp_path: Path) -> None:
     phases.run(run_of(tmp_path, trust={"max_shift": 1e-9}, probes=3))
     folder = folder_of(tmp_path)

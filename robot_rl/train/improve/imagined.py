@@ -56,7 +56,7 @@ from robot_rl.worlds.build import RealEnv
 from robot_rl.worlds.env import ImaginedConfig, WorldEnv
 from robot_rl.worlds.fit import Fitter, new_model
 from robot_rl.worlds.history import History
-from robot_rl.worlds.inventory import enter
+from robot_rl.worlds.inventory import enter, refusal_of
 from robot_rl.worlds.outcome import outcome_of
 from robot_rl.worlds.saved import World, imitated, load_world
 
@@ -183,6 +183,11 @@ class CoEvolution:
         self.rollouts += 1
         if self.rollouts >= self.config.rollouts:
             self.stage = "probe"
+
+    def lapse(self, why: str) -> None:
+        """Ends imagination in a model in which somebody else lost trust, as by `robot-rl worlds audit`."""
+        self.stage = "done" if self.history.steps >= self.config.real_steps else "collect"
+        self.say(f"trust lapsed: {why} Real episodes are booked")
 
     def fitted(self) -> None:
         """Audits the model, once all its updates are taken."""
@@ -357,6 +362,8 @@ class ImaginedSource(Here):
 
     def collect(self, published: Published) -> Rollout | None:
         """Returns an imagined rollout; None where none is wanted."""
+        if self._conductor.stage == "imagine" and (why := refusal_of(self._conductor.folder)):
+            self._conductor.lapse(why)
         if self._conductor.stage != "imagine":
             self.close()  # the lease is free for others, and a version that is not believed is not held
             return None
