@@ -34,7 +34,7 @@ from robot_rl.worlds.audit import agreement
 from robot_rl.worlds.calibration import LEVELS
 from robot_rl.worlds.config import TrustConfig
 from robot_rl.worlds.env import ImaginedConfig
-from robot_rl.worlds.plots import draw_agreement
+from robot_rl.worlds.plots import draw_agreement, draw_coverage, draw_replays
 from robot_rl.worlds.saved import World, load_world
 from robot_rl.worlds.trust import reasons_against
 
@@ -52,10 +52,13 @@ LIFTED = ("trust.coverage_within=1", "trust.min_rank=-1", "trust.max_false_succe
 """Settings of a fit whose model is leased whatever was measured of it."""
 _QUIET = ("video.episodes=0", "video.failures=0", "lease_wait_s=1e6", "torch_threads=1")
 _BIASES_M, _CLONED = (0.0, 0.015, 0.025, 0.035), (200, 800, 3000)
-_PUSHES = (0.3, 0.6, 1.0)
-"""Largest pushes on every action, of the corrupted policies."""
+_PUSHED, _PUSHES = (0.0, 0.025), (0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
+"""Biases of the longest-trained clones that are corrupted, and the largest pushes on every action. With the
+clones, and the optimised runs of two seeds, they are the 30 policies of E2."""
 _IMAGINED_STEPS = (30_000, 90_000, 180_000)
 _ANCHOR = ("method.algorithm.regulariser=bc", "method.algorithm.regulariser_weight=0.05")
+_FREE = "without controls"
+"""Kind of the policies that learned in the model with nothing to hold them; they are no part of E2."""
 _CONTROLS = {
     "": ("env.settings={strides: 8}", *_ANCHOR),
     "-without-controls": (
@@ -100,7 +103,7 @@ def run(
         seeds: of the runs in the model.
         jobs: runs at a time, one core each; 0: as many as there are cores.
         out: folder of data, model, runs and world.json.
-        figure: file of the agreement plot; none if empty.
+        figure: file of the agreement plot; the others stand next to it. None is drawn if empty.
 
     Raises:
         DeviceError: a run failed; the message names its log.
@@ -110,34 +113,25 @@ def run(
     passive = [_clone(home, task, bias, count) for bias, count in itertools.product(_BIASES_M, _CLONED)]
     _train(passive, jobs)
     model = _model(home, task, episodes, updates, {one.folder.name: _policy(one) for one in passive})
-    base = passive[_BIASES_M.index(0.025) * len(_CLONED) + len(_CLONED) - 1]
+    base = _longest(passive, 0.025)
     inside = [
         _optimised(home, task, model, base, steps, seed, name)
         for steps, seed, name in itertools.product(_IMAGINED_STEPS, seeds, _CONTROLS)
     ]
     _train(inside, jobs)
-    candidates = [Candidate(one.folder.name, "passive", _policy(one)) for one in passive]
-    candidates += [Candidate(f"pushed by {push:g}", "passive", _policy(base), push) for push in _PUSHES]
-    candidates += [
-        Candidate(
-            one.folder.name, "without controls" if "without" in one.folder.name else "optimised", _policy(one)
-        )
-        for one in inside
-    ]
+    candidates = _candidates(passive, inside)
     torch.set_num_threads(1)
     world = load_world(model)
     rows = _judged(world, candidates, real)
     write_json(home / "world.json", {"report": _plain(world), "rows": rows})
     found = _numbers(rows)
-    if figure:
-        draw_agreement(Path(figure), f"{task}: {len(rows)} policies in both worlds", rows, found["all"])
     return {
         "title": f"World of {task}: {world.report.episodes} episodes, {world.report.real_steps:,} real steps",
         "claims": _claims(world, found),
         "calibration": world.report.depths,
         "agreement": [{"policies": kind, **numbers} for kind, numbers in found.items()],
         "rows": rows,
-        "figure": figure or None,
+        "figures": _draw(Path(figure), task, world, rows, found["all"]) if figure else {},
         "notes": [
             f"replays: {world.report.replayed[0]} real failures, {world.report.replayed[1]} successes",
             f"with the usual limits: {'; '.join(reasons_against(world.report, TrustConfig())) or 'believed'}",
@@ -145,6 +139,41 @@ def run(
             "without controls: whole episodes from first states, nothing cut, no anchor",
         ],
     }
+
+
+def _longest(passive: list[Training], bias_m: float) -> Training:
+    """Returns the clone of the expert of that bias which learned longest."""
+    return passive[_BIASES_M.index(bias_m) * len(_CLONED) + len(_CLONED) - 1]
+
+
+def _candidates(passive: list[Training], inside: list[Training]) -> list[Candidate]:
+    """Returns the clones, corrupted ones of them, and the policies that learned in the model."""
+    found = [Candidate(one.folder.name, "passive", _policy(one)) for one in passive]
+    for bias_m, push in itertools.product(_PUSHED, _PUSHES):
+        one = _longest(passive, bias_m)
+        found.append(Candidate(f"{one.folder.name} pushed by {push:g}", "passive", _policy(one), push))
+    for one in inside:
+        kind = _FREE if "without" in one.folder.name else "optimised"
+        found.append(Candidate(one.folder.name, kind, _policy(one)))
+    return found
+
+
+def _draw(
+    path: Path, task: str, world: World, rows: list[Row], numbers: Mapping[str, float]
+) -> dict[str, str]:
+    """Writes the figures; returns their paths by experiment."""
+    report = world.report
+    paths = {
+        "E1": path.with_stem(f"{path.stem}_coverage"),
+        "E2": path,
+        "E5": path.with_stem(f"{path.stem}_replays"),
+    }
+    draw_coverage(paths["E1"], f"{task}: coverage on the third split", report.depths, COVERAGE_WITHIN)
+    counted = sum(row["kind"] != _FREE for row in rows)
+    title = f"{task}: {counted} policies in both worlds, and {len(rows) - counted} {_FREE}"
+    draw_agreement(paths["E2"], title, rows, numbers)
+    draw_replays(paths["E5"], f"{task}: replays of real episodes", report, MAX_FALSE_SUCCESS)
+    return {name: str(drawn) for name, drawn in paths.items()}
 
 
 def _model(home: Path, task: str, episodes: int, updates: int, policies: Mapping[str, Path]) -> Path:
@@ -237,7 +266,7 @@ def _judged(world: World, candidates: list[Candidate], episodes: int) -> list[Ro
 def _numbers(rows: list[Row]) -> dict[str, dict[str, float]]:
     """Returns the agreement over all policies with controls, and over each kind."""
     kinds = dict.fromkeys(row["kind"] for row in rows)
-    groups = {"all": [row for row in rows if row["kind"] != "without controls"]}
+    groups = {"all": [row for row in rows if row["kind"] != _FREE]}
     groups |= {kind: [row for row in rows if row["kind"] == kind] for kind in kinds}
     return {
         name: agreement(np.array([row["imagined"] for row in some]), np.array([row["real"] for row in some]))

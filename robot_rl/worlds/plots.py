@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.worlds.calibration import LEVELS, Calibration, Played
 from robot_rl.worlds.history import Array
+from robot_rl.worlds.trust import TrustReport
 
 _WIDTH, _HEIGHT, _DPI = 4.6, 3.6, 110
 
@@ -34,11 +36,7 @@ def draw_calibration(
     )
     errors.set(xlabel="strides ahead", ylabel="error / change in a stride", xscale="log", yscale="log")
     errors.legend(frameon=False)
-    for level, colour in zip(LEVELS, ("C0", "C1"), strict=True):
-        covered.plot(depth, [row.get(f"coverage_{level:.0%}", np.nan) for row in rows], "o-", color=colour)
-        covered.axhline(level, color=colour, linestyle=":", label=f"{level:.0%} interval")
-    covered.set(xlabel="strides ahead", ylabel="errors inside, third split", xscale="log", ylim=(0.4, 1.0))
-    covered.legend(frameon=False)
+    _show_coverage(covered, rows)
     for found, colour in zip(played, ("C0", "C2", "C4", "C6", "C8"), strict=False):
         size = np.sqrt((found.error**2).mean(axis=1))
         some = np.random.default_rng(0).choice(len(size), min(400, len(size)), replace=False)
@@ -49,6 +47,45 @@ def draw_calibration(
         cloud.axvline(limit, color="0.3", linestyle=":", label="gate")
     cloud.set(xlabel="disagreement of the members", ylabel="error", xscale="log", yscale="log")
     cloud.legend(title="strides", fontsize=8, loc="lower right")
+    figure.savefig(path)
+
+
+def draw_coverage(path: Path, title: str, rows: Sequence[Mapping[str, float]], within: float) -> None:
+    """Writes coverage by depth, and how far from its level it may be."""
+    figure = Figure(figsize=(_WIDTH + 0.6, _HEIGHT), dpi=_DPI, layout="constrained")
+    axes = figure.subplots()
+    for level, colour in zip(LEVELS, ("C0", "C1"), strict=True):
+        axes.axhspan(level - within, level + within, color=colour, alpha=0.12, lw=0)
+    _show_coverage(axes, rows)
+    axes.set_title(title, fontsize=9)
+    figure.savefig(path)
+
+
+def _show_coverage(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
+    depth = [row["depth"] for row in rows]
+    for level, colour in zip(LEVELS, ("C0", "C1"), strict=True):
+        axes.plot(depth, [row.get(f"coverage_{level:.0%}", np.nan) for row in rows], "o-", color=colour)
+        axes.axhline(level, color=colour, linestyle=":", label=f"{level:.0%} interval")
+    axes.set(xlabel="strides ahead", ylabel="errors inside, third split", xscale="log", ylim=(0.4, 1.0))
+    axes.legend(frameon=False)
+
+
+def draw_replays(path: Path, title: str, report: TrustReport, allowed: float) -> None:
+    """Writes the shares of replayed real episodes that end otherwise in the model, and the allowed one."""
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DPI, layout="constrained")
+    axes = figure.subplots()
+    shares = (report.false_success, report.missed_success)
+    for at, (share, number) in enumerate(zip(shares, report.replayed, strict=True)):
+        if share is not None:
+            low, high = wilson_interval(round(share * number), number)
+            bars = np.clip([[share - low], [high - share]], 0, None)
+            axes.errorbar([at], [share], yerr=bars, fmt="o", capsize=4, color=f"C{at}")
+    axes.axhline(allowed, xmax=0.5, color="0.5", linestyle=":", label="allowed")
+    names = [f"{report.replayed[0]} failures\nthat succeed", f"{report.replayed[1]} successes\nthat fail"]
+    axes.set(xlim=(-0.5, 1.5), ylim=(0, 1), ylabel="share of replayed episodes")
+    axes.set_xticks([0, 1], names)
+    axes.set_title(title, fontsize=9)
+    axes.legend(frameon=False)
     figure.savefig(path)
 
 

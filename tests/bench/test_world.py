@@ -1,11 +1,15 @@
 """What the benchmark of world models claims, from numbers by hand."""
 
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from robot_rl.bench.world import _claims, _numbers
+from robot_rl.bench import world as bench
+from robot_rl.bench.trials import Training
+from robot_rl.bench.world import _candidates, _claims, _draw, _numbers
 from robot_rl.worlds.saved import World
 from tests.worlds.conftest import history, made_once, world
 
@@ -31,6 +35,32 @@ def test_agreement_is_of_all_with_controls_and_of_each_kind() -> None:
     assert found["all"]["bias"] == pytest.approx((0.1 + 0.1 + 0.3 + 0.3) / 4)
     assert found["optimised"]["bias"] == pytest.approx(0.3)
     assert found["passive"]["pearson"] == pytest.approx(1.0)
+
+
+def test_thirty_policies_are_behind_the_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve clones, two of them pushed six times each, and six optimised; six without controls on top."""
+
+    def runs(*names: str) -> list[Training]:
+        return [Training(name, Path(name), ()) for name in names]
+
+    monkeypatch.setattr(bench, "_policy", lambda run: run.folder)
+    clones = runs(*(f"clone-{1000 * bias:g}mm-{n}" for bias in bench._BIASES_M for n in bench._CLONED))
+    inside = runs(
+        *(f"inside-{i}{name}-seed{s}" for i in range(3) for s in (10, 11) for name in bench._CONTROLS)
+    )
+    found = _candidates(clones, inside)
+    assert Counter(one.kind for one in found) == {"passive": 24, "optimised": 6, "without controls": 6}
+    assert len({one.name for one in found}) == 36
+    pushed = {str(one.folder) for one in found if one.disturb}
+    assert pushed == {"clone-0mm-3000", "clone-25mm-3000"}
+
+
+def test_figures_are_named_by_experiment(world: World, tmp_path: Path) -> None:
+    rows = [{**row, "episodes": 10} for row in ROWS]
+    found = _draw(tmp_path / "world.png", "point", world, rows, _numbers(ROWS)["all"])
+    names = {name: Path(path).name for name, path in found.items()}
+    assert names == {"E1": "world_coverage.png", "E2": "world.png", "E5": "world_replays.png"}
+    assert all(Path(path).stat().st_size > 5_000 for path in found.values())
 
 
 @pytest.mark.parametrize(("share", "holds"), [(0.70, True), (0.74, False)])
