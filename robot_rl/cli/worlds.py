@@ -57,7 +57,7 @@ fit      learns how the state of an env goes on from recorded episodes: of `robo
 audit    measures the model again; with data=, whether it is surprised by newer real episodes.
 imagine  plays a policy in the model and in the env that it imitates, from the same starts, and notes the
          difference. video= films that many episodes of both, next to each other.
-report   prints what is known, and draws calibration.png.
+report   prints what is known, and draws calibration.png; agreement.png has the policies that were imagined.
 
 Learn in the model with any recipe, evaluated in the real env:
   robot-rl train recipe=reinflow env.kind=world env.id=<folder> demos.path=<dataset>
@@ -330,6 +330,7 @@ def _imagine(words: list[str]) -> Outcome:
     from robot_rl.data.episodes import EpisodesMeta
     from robot_rl.train.collect import open_policy
     from robot_rl.train.imagine import judge_in_both
+    from robot_rl.worlds.agreement import keep_policy
     from robot_rl.worlds.audit import judged
     from robot_rl.worlds.env import ImaginedConfig
 
@@ -349,6 +350,8 @@ def _imagine(words: list[str]) -> Outcome:
         both = judge_in_both(world, real, policy, **how)
     report = replace(world.report, imagined_success=both.imagined.rate, real_success=both.real.rate)
     world.save_report(folder, judged(world, report))
+    success = {"imagined": both.imagined.rate, "real": both.real.rate}
+    keep_policy(folder, options.policy, version=report.version, episodes=options.episodes, **success)
     films = [] if film is None else _write_films(folder, film, world.meta.control_hz)
     for name, found in (("imagined", both.imagined), ("real", both.real)):
         low, high = found.interval
@@ -409,16 +412,24 @@ def _write_films(folder: Path, film: Any, hz: float) -> list[str]:
 
 def _report(words: list[str]) -> Outcome:
     _, folder, world = _shown(words)
+    from robot_rl.worlds.agreement import numbers_of, policies_of
     from robot_rl.worlds.calibration import played_by_depth
     from robot_rl.worlds.history import AUDIT, Windows
-    from robot_rl.worlds.plots import draw_calibration
+    from robot_rl.worlds.plots import draw_agreement, draw_calibration
 
     windows = Windows(world.history, world.history.split(AUDIT), stride=world.model.config.stride)
     played = played_by_depth(world.model, windows, seed=1)
     path = folder / "calibration.png"
     draw_calibration(path, str(folder), world.report.depths, world.calibration, played)
     print(path)
-    return 0, _print(folder, world)
+    rows = policies_of(folder)
+    numbers = numbers_of(rows, world.report.version)
+    if rows:
+        path = folder / "agreement.png"
+        draw_agreement(path, f"{folder}: {len(rows)} policies in both worlds", rows, numbers)
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in numbers.items())
+        print(f"{path}: of this version {shown or 'none, judge policies by `robot-rl worlds imagine`'}")
+    return 0, {**_print(folder, world), "agreement": numbers, "policies": rows}
 
 
 def _shown(words: list[str]) -> tuple[ShowCommand, Path, World]:

@@ -87,7 +87,11 @@ def test_a_model_from_recorded_episodes_to_a_run_in_it(
     assert both["real"]["episodes"] == both["imagined"]["episodes"] == 4
     assert both["real_success"] == both["real"]["success"]
     assert Path(both["films"][0]).stat().st_size > 1000
-    assert robot_rl("worlds", "report", "world=point")["imagined_success"] == both["imagined"]["success"]
+    reported = robot_rl("worlds", "report", "world=point")
+    assert reported["imagined_success"] == both["imagined"]["success"]
+    bias = both["imagined"]["success"] - both["real"]["success"]
+    assert reported["agreement"] == {"bias": pytest.approx(bias)}
+    assert (tmp_path / "point" / "agreement.png").stat().st_size > 5_000
     newer = robot_rl("worlds", "audit", "world=point", "data=demos")
     assert 0.3 < newer["shift"] < 3.0
     # The last audit judged it again: nobody searches in it either.
