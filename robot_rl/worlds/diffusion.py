@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from robot_rl.worlds.config import EnsembleConfig
 from robot_rl.worlds.dynamics import Prediction, Scaled, tensors_of
-from robot_rl.worlds.ensemble import Ensemble, Layer, num_inputs, ridge, window_inputs
+from robot_rl.worlds.ensemble import Ensemble, Layer, num_inputs, ridge, through, window_inputs
 from robot_rl.worlds.history import Array, Window
 
 _REST_FLOOR = 1e-3
@@ -97,7 +97,8 @@ class Diffusion(Scaled):
 
         Args: x_MBF: inputs; noisy: (M, B, k S); t: (M, B, 1), 0 for noise alone, up to 1.
         """
-        return self.layers["out"](self.layers["hidden"](torch.cat([t, noisy, x_MBF], dim=-1)))
+        layers: Any = self.layers
+        return through([*layers["hidden"], layers["out"]], torch.cat([t, noisy, x_MBF], dim=-1))
 
     def loss(self, x_MBF: Tensor, steps: Tensor, changes: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Returns the squared error of the clean stride, summed over members.

@@ -64,8 +64,35 @@ class Layer(nn.Module):
         if not self.is_hidden:
             return y
         y = nn.functional.layer_norm(y, y.shape[-1:])
-        y = torch.addcmul(self.shift, y, self.gain)
-        return nn.functional.silu(y, inplace=not torch.is_grad_enabled())
+        return nn.functional.silu(torch.addcmul(self.shift, y, self.gain))
+
+    def by_member(self) -> zip[tuple[Tensor, ...]]:
+        """Returns the parameters of each member: bias, weight, and gain and shift if `is_hidden`."""
+        norm = (self.gain.squeeze(1), self.shift.squeeze(1)) if self.is_hidden else ()
+        return zip(*(part.unbind() for part in (self.bias, self.weight, *norm)), strict=True)
+
+
+def through(layers: Sequence[Layer], x_MBF: Tensor) -> Tensor:
+    """Returns the output (M, B, n) of the last of some layers.
+
+    Without gradients a CPU computes one member after the other, so that its rows stay in the cache.
+    """
+    if torch.is_grad_enabled() or not x_MBF.is_cpu:
+        for layer in layers:
+            x_MBF = layer(x_MBF)
+        return x_MBF
+    parameters = zip(*(layer.by_member() for layer in layers), strict=True)
+    return torch.stack([_of_member(own, x) for own, x in zip(parameters, x_MBF.unbind(), strict=True)])
+
+
+def _of_member(layers: Sequence[tuple[Tensor, ...]], x: Tensor) -> Tensor:
+    """Returns the output (B, n) of the last of one member's layers, given as `Layer.by_member` does."""
+    for bias, weight, *norm in layers:
+        x = torch.addmm(bias, x, weight)
+        if norm:
+            gain, shift = norm
+            x = nn.functional.silu(nn.functional.layer_norm(x, x.shape[-1:], gain, shift), inplace=True)
+    return x
 
 
 def num_inputs(stride: int, state_dim: int, action_dim: int) -> int:
@@ -77,14 +104,15 @@ def window_inputs(model: Scaled, window: Mapping[str, Tensor], actions: Tensor, 
     """Returns the inputs (B, F) of a member: `window` as in `Window`, actions (B, k, A), steps m (B,)."""
     k = len(model.prefix)
     state, past = window["state"], window["past_state"]
-    used = (torch.arange(k, device=state.device) < steps[:, None])[..., None]
+    number = torch.arange(k, device=state.device)
+    used = (number < steps[:, None])[..., None]
     return torch.cat(
         [
             (state - model.centre) / model.spread_of_states,
             (state - past) / model.scale,
             window["past_action"].flatten(1),
             (actions * used).flatten(1),
-            nn.functional.one_hot(steps - 1, k).to(state.dtype),
+            (number == steps[:, None] - 1).to(state.dtype),
             window["has_past"].to(state.dtype)[:, None],
         ],
         dim=1,
@@ -122,6 +150,9 @@ class Ensemble(Scaled):
         """(F,): 0 where an input says where a mark is."""
         for element in self.aside:
             self.reads[[element, state_dim + element]] = 0.0
+        self.register_buffer("where", torch.tensor(self.aside, dtype=torch.long), persistent=False)
+        self.where: Tensor
+        """`aside`."""
         self.layers = nn.ModuleDict()
         self._add("", [inputs, *[config.width] * config.depth, state_dim], rng)
         if self.aside:
@@ -161,28 +192,29 @@ class Ensemble(Scaled):
     def outputs(self, x_MBF: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and logarithm of the deviation of the change, (M, B, S), in units of `scale`.
 
-        Args: x_MBF: inputs of each member; steps: (B,) or (M, B), after how many control steps.
+        Args:
+            x_MBF: inputs of each member; (1, B, F) if all have the same.
+            steps: (B,) or (M, B), after how many control steps.
         """
-        bent, straight, log_std = self._answers("", x_MBF * self.reads)
+        out, straight = self._answers("", x_MBF * self.reads)
         if self.aside:
-            where = torch.tensor(self.aside, device=self.device)
-            of_marks = self._answers("aside_", x_MBF)
-            bent, straight, log_std = (
-                part.index_copy(-1, where, theirs)
-                for part, theirs in zip((bent, straight, log_std), of_marks, strict=True)
-            )
+            out_of_marks, straight_of_marks = self._answers("aside_", x_MBF)
+            out = out.index_copy(-1, torch.cat([self.where, self.where + self.state_dim]), out_of_marks)
+            straight = straight.index_copy(-1, self.where, straight_of_marks)
+        bent, log_std = out.chunk(2, dim=-1)
         low, high = LOG_STD_RANGE
         log_std = low + 0.5 * (high - low) * (torch.tanh(log_std / 3.0) + 1.0)
         size = self.prefix[steps - 1]
         return (bent * size + straight) * self.moves, log_std + size.log()
 
-    def _answers(self, prefix: str, x_MBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what one network of each member says, (M, B, n) each: bent, straight, raw deviation."""
-        layers = self.layers
-        bent, log_std = layers[f"{prefix}out"](layers[f"{prefix}hidden"](x_MBF)).chunk(2, dim=-1)
-        return bent, layers[f"{prefix}straight"](x_MBF), log_std
+    def _answers(self, prefix: str, x_MBF: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns of one network of each member bent and raw deviation (M, B, 2 n), straight (M, B, n)."""
+        layers: Any = self.layers
+        hidden, out, straight = (layers[f"{prefix}{name}"] for name in ("hidden", "out", "straight"))
+        x = x_MBF.expand(self.config.members, -1, -1)
+        return through([*hidden, out], x), through([straight], x)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def predict(self, window: Window, actions: Array, steps: Array) -> Prediction:
         """Returns what all members say of the states after the first m actions.
 
@@ -191,7 +223,7 @@ class Ensemble(Scaled):
         given = tensors_of(window, self.device)
         m = torch.from_numpy(steps).to(self.device)
         x = self.inputs(given, torch.from_numpy(actions).to(self.device), m)
-        change, log_std = self.outputs(x.expand(self.config.members, *x.shape), m)
+        change, log_std = self.outputs(x[None], m)
         return self.prediction(given["state"], change, log_std.exp())
 
     def to_json(self) -> dict[str, Any]:
