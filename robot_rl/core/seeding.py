@@ -52,6 +52,7 @@ class Stream(IntEnum):
     SENSING = 6
     """In each control step, in the place of episodes."""
     PICTURES = 7
+    SAMPLES = 8
 
 
 class EpisodeRng:

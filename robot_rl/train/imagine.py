@@ -74,15 +74,17 @@ def judge_in_both(
         settings: of the imagined episodes; the usual ones without a gate if None.
         watch: sees the control steps of the first batch, of `imagined` and `real`.
     """
-    env = RealStartsEnv(world, real, settings or ImaginedConfig(gate=False))
+    settings = settings or ImaginedConfig(gate=False)
+    env = RealStartsEnv(world, real, settings)
     over = np.zeros(len(seeds), bool)
 
     def seen(which: str) -> Callable[[slice, Moment], None]:
         def look(where: slice, moment: Moment) -> None:
             kept = where.stop - where.start
             if which == "imagined":
-                beyond = moment.infos["uncertainty"] > world.calibration.limit(moment.infos["depth"])
-                over[where] |= (beyond & moment.live & (moment.infos["depth"] > 0))[:kept]
+                depth = moment.infos["depth"]
+                beyond = moment.infos["uncertainty"] > world.calibration.limit(depth, settings.measure)
+                over[where] |= (beyond & moment.live & (depth > 0))[:kept]
             if watch is not None and where.start == 0:
                 watch(which, moment)
 

@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from robot_rl.core.errors import require, require_fields
 
+Measure = Literal["disagreement", "samples"]
+"""What a gate looks at: how far the members are apart, or two samples of one member."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleConfig:

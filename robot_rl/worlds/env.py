@@ -5,8 +5,8 @@ after k the model goes on from its own prediction. Success, failure and a cut ar
 an imagined success comes up to k - 1 steps late. An episode is
 
     terminated   where most members see success (or its own member failure): no reward follows
-    truncated    at its horizon, or where the members disagree more than the calibrated gate: the value
-                 goes on
+    truncated    at its horizon, or where the members disagree more than the calibrated gate (or two samples
+                 of its own member): the value goes on
 
 Rewards are success, and with `smooth` a potential (Ng, Harada, Russell 1999): an average, which runs over
 strides, of the share of members that see success. The discounted return of an episode that ends by its task
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -31,7 +31,8 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.hal.vector import Obs, VectorEnv, finite_actions, next_episodes, row_mask, set_spaces
-from robot_rl.worlds.config import StartsConfig
+from robot_rl.worlds.calibration import samples_apart
+from robot_rl.worlds.config import Measure, StartsConfig
 from robot_rl.worlds.history import Array, Window, window_at
 from robot_rl.worlds.images.easel import Easel
 from robot_rl.worlds.saved import World, load_world
@@ -39,6 +40,7 @@ from robot_rl.worlds.starts import Starts
 
 _BLOCK = 32
 """Rows that a model sees at once are a multiple: a row is then the same alone and among others."""
+_GATES = "true, false, disagreement or samples"
 _WORST = 1e4
 """Largest distance of a state element from its mean, in deviations: beyond it a prediction is lost."""
 
@@ -50,8 +52,9 @@ class ImaginedConfig:
     strides: int = 0
     """Longest imagined episode, in strides; 0: as long as a real one."""
     starts: StartsConfig = field(default_factory=StartsConfig)
-    gate: bool = True
-    """Whether disagreement cuts episodes."""
+    gate: bool | Measure = True
+    """What cuts episodes: disagreement of the members (also if true), or the distance of two samples of the
+    episode's own member; nothing if false."""
     vote: float = 0.8
     """Share of the members that must see success."""
     hold: int = 1
@@ -68,11 +71,17 @@ class ImaginedConfig:
 
     def __post_init__(self) -> None:
         require(self.strides >= 0, "env.settings.strides", self.strides, "0 or more")
+        require(self.gate in (False, True, *get_args(Measure)), "env.settings.gate", self.gate, _GATES)
         require(0 < self.vote <= 1, "env.settings.vote", self.vote, "above 0, up to 1")
         require(self.hold >= 1, "env.settings.hold", self.hold, "1 or more")
         require(self.noise >= 0, "env.settings.noise", self.noise, "0 or more")
         require(0 <= self.smooth <= 1, "env.settings.smooth", self.smooth, "0 to 1")
         require(0 < self.gamma_step <= 1, "env.settings.gamma_step", self.gamma_step, "above 0, up to 1")
+
+    @property
+    def measure(self) -> Measure:
+        """What is compared with the calibrated limit, also where nothing is cut."""
+        return "samples" if self.gate == "samples" else "disagreement"
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> ImaginedConfig:
@@ -105,7 +114,7 @@ class WorldEnv(VectorEnv):
 
         Raises:
             CheckpointError: no world model is there.
-            ConfigError: a setting that does not exist.
+            ConfigError: a setting that does not exist, or a gate that was not calibrated.
         """
         self.world = load_world(world) if isinstance(world, str | Path) else world
         self.config = settings if isinstance(settings, ImaginedConfig) else ImaginedConfig.of(settings or {})
@@ -119,6 +128,7 @@ class WorldEnv(VectorEnv):
             f"0 to {members - 1}, or null",
         )
         require(num_envs >= 1, "num_envs", num_envs, "1 or more")
+        self._gate_limit(np.ones(1))
         self.num_envs, self.task, self.robot = num_envs, meta.task, meta.robot
         self.instruction, self.control_hz = meta.instruction, meta.control_hz
         self.state_names, self.action_names = meta.state_names, meta.action_names
@@ -135,6 +145,7 @@ class WorldEnv(VectorEnv):
         self._easel = None if images is None else Easel(images, num_envs, noise=self.config.noise)
         self._starts = Starts(self.world.history, self.config.starts, stride=self.stride)
         self._centre, self._unit = (np.asarray(t.cpu()) for t in (model.centre, model.spread_of_states))
+        self._moving, self._scale = (np.asarray(t.cpu()) for t in (model.moves.bool(), model.scale))
         self._seed, self._episode = np.arange(num_envs, dtype=np.uint64), np.zeros(num_envs, np.uint64)
         state_dim, action_dim, k = len(self.state_names), len(self.action_names), self.stride
         self._anchor, self._past, self._shown = (
@@ -150,7 +161,7 @@ class WorldEnv(VectorEnv):
         """Which rows of `_shown` are what the model says now."""
         self._seen = True
         self.uncertainty = np.zeros(num_envs)
-        """(B,): disagreement at the last stride."""
+        """(B,): disagreement, or distance of samples, at the last stride."""
 
     # Steps
 
@@ -212,13 +223,11 @@ class WorldEnv(VectorEnv):
         mean, std, uncertainty = self._predicted(ids)
         rows = np.arange(len(ids))
         own = mean[self._member[ids], rows]
+        own_std = std[self._member[ids], rows]
         if self.config.noise:
-            drawn = EpisodeRng(
-                self._seed[ids],
-                self._episode[ids] * np.uint64(1000) + self._depth[ids].astype(np.uint64),
-                stream=Stream.SENSING,
-            )
-            own = own + self.config.noise * std[self._member[ids], rows] * drawn.normal(own.shape[1])
+            own = own + self.config.noise * own_std * self._drawn(ids, Stream.SENSING).normal(own.shape[1])
+        if self.config.measure == "samples":
+            uncertainty = self._samples_apart(ids, own_std)
         own = own.astype(np.float32)
         lost = ~(np.abs((own - self._centre) / self._unit) < _WORST).all(axis=1)
         own[lost] = self._anchor[ids][lost]
@@ -233,7 +242,7 @@ class WorldEnv(VectorEnv):
         failed = failures.reshape(len(mean), -1)[self._member[ids], rows] & ~most
         self._depth[ids] += 1
         self._held[ids] = np.where(most & ~lost, self._held[ids] + 1, 0)
-        cut = (uncertainty > self.world.calibration.limit(self._depth[ids])) & self.config.gate
+        cut = (uncertainty > self._gate_limit(self._depth[ids])) & bool(self.config.gate)
         self.uncertainty[ids] = uncertainty
         success: Array = (self._held[ids] >= self.config.hold) & ~cut
         whole = self._phase[ids] == self.stride
@@ -243,12 +252,27 @@ class WorldEnv(VectorEnv):
         self._phase[ids], self._actions[ids], self._is_fresh[ids] = 0, 0.0, True
         return success, np.asarray(failed & ~cut), cut, np.asarray(lost)
 
+    def _drawn(self, ids: Array, stream: Stream) -> EpisodeRng:
+        """Returns the draws of a stride, which depend on (seed, episode, depth) alone."""
+        strides = self._episode[ids] * np.uint64(1000) + self._depth[ids].astype(np.uint64)
+        return EpisodeRng(self._seed[ids], strides, stream=stream)
+
+    def _samples_apart(self, ids: Array, std: Array) -> Array:
+        """Returns how far two next states (n,) are apart that are drawn by deviations (n, S)."""
+        std = std[:, self._moving] / self._scale[self._moving]
+        noise = self._drawn(ids, Stream.SAMPLES).normal(2 * std.shape[1])
+        return samples_apart(std, noise.reshape(len(ids), 2, -1))
+
+    def _gate_limit(self, depth: Array) -> Array:
+        """Returns the largest uncertainty that is believed at each depth (n,)."""
+        return self.world.calibration.limit(depth, self.config.measure)
+
     def _advance_pictures(
         self, easel: Easel, ids: Array, own: Array, uncertainty: Array
     ) -> tuple[Array, Array]:
-        """Goes on to the next codes (n, C, h, w); returns them, and what the networks disagree about most.
+        """Goes on to the next codes (n, C, h, w); returns them, and the larger of the uncertainties.
 
-        Disagreement about pictures is stated as that about states is: limits are where limits are.
+        Disagreement about pictures is stated as uncertainty about states is: limits are where limits are.
         """
         facts = {
             "state": self._anchor[ids],
@@ -258,7 +282,7 @@ class WorldEnv(VectorEnv):
         }
         found = easel.advance(ids, facts, (self._member[ids], self._seed[ids], self._episode[ids]))
         depth = self._depth[ids] + 1
-        scale = self.world.calibration.limit(depth) / easel.images.limit(depth)
+        scale = self._gate_limit(depth) / easel.images.limit(depth)
         return easel.codes(ids), np.maximum(uncertainty, found * scale)
 
     def _predicted(self, ids: Array) -> tuple[Array, Array, Array]:

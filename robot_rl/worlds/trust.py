@@ -26,7 +26,8 @@ class TrustReport:
     real_steps: int
     """Control steps of these: the bill."""
     depths: list[dict[str, float]] = field(default_factory=lambda: list[dict[str, float]]())
-    """By depth: error, coverage of the intervals, and rank correlations with the error."""
+    """By depth: error, coverage of the intervals, rank correlations with the error, and the share of strides
+    that either gate cuts."""
     false_success: float | None = None
     """Share of replayed real failures that the model has succeed; None: there were none to replay."""
     missed_success: float | None = None
@@ -63,15 +64,17 @@ def depth_rows(calibration: Calibration, played: Sequence[Played]) -> list[dict[
     covered = {row["depth"]: row for row in calibration.coverage(list(played))}
     rows = list[dict[str, float]]()
     for found in played:
-        size = np.sqrt((found.error**2).mean(axis=1))
+        size, depth = np.sqrt((found.error**2).mean(axis=1)), np.array(found.depth)
         rows.append(
             {
                 **covered.get(float(found.depth), {"depth": float(found.depth)}),
                 "error": float(np.sqrt((size**2).mean())),
                 "error_of_copying": float(np.sqrt((found.moved**2).mean())),
                 "rank_disagreement": spearman(found.uncertainty, size),
-                "rank_two_samples": spearman(found.stated, size),
+                "rank_samples": spearman(found.samples, size),
                 "rank_distance": spearman(found.moved, size),
+                "cut_disagreement": float((found.uncertainty > calibration.limit(depth)).mean()),
+                "cut_samples": float((found.samples > calibration.limit(depth, "samples")).mean()),
             }
         )
     return rows

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from robot_rl.cli.main import main
 from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError
+from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.hal.conformance import check_device, check_vector_env
 from robot_rl.hal.leased import EnvDevice
@@ -17,8 +19,9 @@ from robot_rl.rollout.envs import make_env, simulation
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
+from robot_rl.worlds.dynamics import Prediction
 from robot_rl.worlds.env import ImaginedConfig, WorldEnv
-from robot_rl.worlds.history import Array
+from robot_rl.worlds.history import Array, Window
 from robot_rl.worlds.inventory import enter, specs, world_spec
 from robot_rl.worlds.saved import World, load_world
 from tests.worlds.conftest import META, STEPS
@@ -49,6 +52,51 @@ def test_a_cut_is_no_end_of_the_task(world: World) -> None:
     assert not done.infos["success"].any()
     assert not done.reward.any()
     assert done.infos["final_obs"]["state"].shape == (8, 4)
+
+
+def test_two_samples_of_a_member_are_a_gate_of_their_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that stays where it is, and states deviations of twice and half the scale."""
+    deviation = torch.tensor([2.0, 0.5, 0.0, 0.0]) * world.model.scale
+
+    def stays(window: Window, actions: Array, steps: Array) -> Prediction:
+        state = torch.from_numpy(np.repeat(window.state[None], 3, axis=0))
+        nothing = torch.zeros(len(steps), 4)
+        return Prediction(state, deviation.expand_as(state), nothing, nothing[:, 0])
+
+    monkeypatch.setattr(world.model, "predict", stays)
+    sizes = {"depths": np.array([1.0, 2.0]), "gate": np.ones(2)}
+    world.calibration = replace(world.calibration, **sizes, samples=np.array([2.0, 0.0]))
+    start = np.zeros((40, 4), np.float32)
+    start[:, 2] = 9.0  # the goal is far
+    env = WorldEnv(world, 40, autoreset="disabled", settings={"gate": "samples", "strides": 2})
+    env.reset(seed=list(range(40)), options={"observed": start})
+    # The first stride of each episode: two samples of x, and of y, whose deviations are 2 and 0.5.
+    drawn = EpisodeRng(np.arange(40), np.zeros(40), stream=Stream.SAMPLES).normal(4)
+    apart = np.hypot(2.0 * (drawn[:, 0] - drawn[:, 2]), 0.5 * (drawn[:, 1] - drawn[:, 3])) / 2.0
+    done = env.step_chunk(np.zeros((40, 4, 2), np.float32), 4)
+    assert done.infos["uncertainty"] == pytest.approx(apart, rel=1e-5)
+    assert np.array_equal(done.infos["cut"], apart > 2.0)
+    assert 3 < done.truncated.sum() < 37
+    assert not done.terminated.any()
+    done = env.step_chunk(np.zeros((40, 4, 2), np.float32), 4, ~done.truncated)
+    assert done.infos["cut"][done.valid.any(axis=1)].all()  # the limit of the second stride is 0
+    members = WorldEnv(world, 40, autoreset="disabled", settings={"strides": 2})
+    members.reset(seed=0, options={"observed": start})
+    assert not members.step_chunk(np.zeros((40, 4, 2), np.float32), 4).infos["cut"].any()
+
+
+def test_a_gate_that_was_not_calibrated_is_refused(world: World, tmp_path: Path) -> None:
+    world.save(tmp_path / "new")
+    assert WorldEnv(str(tmp_path / "new"), 1, settings={"gate": "samples"}).config.measure == "samples"
+    world.calibration = replace(world.calibration, samples=None)
+    world.save(tmp_path / "old")
+    assert WorldEnv(str(tmp_path / "old"), 1, settings={"gate": "disagreement"}).num_envs == 1
+    with pytest.raises(ConfigError, match=r"env.settings.gate: got samples, .* robot-rl worlds fit again"):
+        WorldEnv(str(tmp_path / "old"), 1, settings={"gate": "samples"})
+    with pytest.raises(ConfigError, match=r"gate: got 'members'.*true, false, disagreement or samples"):
+        ImaginedConfig.of({"gate": "members"})
 
 
 def test_goals_are_bitwise_the_same_after_many_strides(world: World) -> None:

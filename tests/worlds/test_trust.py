@@ -8,11 +8,11 @@ import pytest
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.worlds.audit import agreement, replayed, shift_of
-from robot_rl.worlds.calibration import Calibration, Played, played_by_depth
+from robot_rl.worlds.calibration import Calibration, Played, played_by_depth, samples_apart
 from robot_rl.worlds.config import TrustConfig
 from robot_rl.worlds.history import AUDIT, CALIBRATION, History, Windows
 from robot_rl.worlds.saved import World
-from robot_rl.worlds.trust import TrustReport, reasons_against, spearman
+from robot_rl.worlds.trust import TrustReport, depth_rows, reasons_against, spearman
 from tests.worlds.conftest import FIT, made, point_history
 
 
@@ -31,6 +31,33 @@ def test_the_gate_is_interpolated_between_depths() -> None:
         depths=np.array([1, 4]), gate=np.array([1.0, 3.0]), widths=np.zeros((2, 2, 1)), quantile=0.99
     )
     assert calibration.limit(np.array([1, 2, 4, 9])) == pytest.approx([1.0, 2.0, 3.0, 3.0])  # by logarithm
+
+
+def test_two_samples_are_stated_as_two_members_are() -> None:
+    # Deviations 3 and 4; samples at 1 and -1, 0 and 1 of them: 6 and 4 apart, so the two deviate from one
+    # another by 6 / sqrt(2) and 4 / sqrt(2), as two members do whose means are as far apart.
+    std, noise = np.array([[3.0, 4.0]]), np.array([[[1.0, 0.0], [-1.0, 1.0]]])
+    assert samples_apart(std, noise) == pytest.approx([np.sqrt((36 / 2 + 16 / 2) / 2)])
+    many = np.random.default_rng(0).standard_normal((20_000, 2, 2))
+    assert (samples_apart(std, many) ** 2).mean() == pytest.approx((9 + 16) / 2, rel=0.03)
+
+
+def test_both_gates_are_judged_alike() -> None:
+    # Errors 1 to 4. Disagreement has their order, samples the opposite one; 1 of 4 and 2 of 4 are above.
+    error, ones = np.arange(1.0, 5.0)[:, None], np.ones(4)
+    played = Played(1, error, np.ones((4, 1)), np.arange(1.0, 5.0), np.arange(4.0, 0.0, -1.0), ones)
+    sizes: dict[str, Any] = {"depths": np.array([1]), "widths": np.ones((1, 2, 1)), "quantile": 0.99}
+    calibration = Calibration(gate=np.array([3.5]), samples=np.array([2.5]), **sizes)
+    (row,) = depth_rows(calibration, [played])
+    assert (row["rank_disagreement"], row["rank_samples"]) == (pytest.approx(1.0), pytest.approx(-1.0))
+    assert (row["cut_disagreement"], row["cut_samples"]) == (0.25, 0.5)
+
+
+def test_both_gates_cut_about_what_their_quantile_says(world: World) -> None:
+    assert world.calibration.samples is not None
+    for row in world.report.depths:
+        assert row["cut_disagreement"] < 0.05
+        assert row["cut_samples"] < 0.05
 
 
 def test_coverage_is_near_its_level_on_the_third_split() -> None:

@@ -26,7 +26,7 @@ from robot_rl.policies.config import (
     ResidualHeadConfig,
 )
 from robot_rl.train.stages import DEMONSTRATIONS
-from robot_rl.worlds.config import StartsConfig, WorldSettings
+from robot_rl.worlds.config import Measure, StartsConfig, WorldSettings
 
 CLONED = (*PROCESSES, GaussianPolicyConfig.kind)
 """Kinds of base that a run clones."""
@@ -370,8 +370,8 @@ class ImaginedSettings(PPOSettings):
     """Where imagined episodes begin."""
     strides: int = 8
     """Longest imagined episode, in strides of the model; 0: as long as a real one."""
-    gate: bool = True
-    """Whether disagreement of the model's members cuts imagined episodes."""
+    gate: bool | Measure = True
+    """What cuts imagined episodes: disagreement of the members (also if true), or two samples of one."""
     vote: float = 0.8
     """Share of the members that must see success."""
     hold: int = 1
