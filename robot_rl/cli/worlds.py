@@ -96,6 +96,7 @@ class FitCommand(WorldSettings):
     lease_wait_s: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(bool(self.data), "data", list(self.data), "folders of datasets")
         if self.served.id is not None:
             require(not self.curve, "curve", self.curve, "false with served.id: nothing is fitted")

@@ -110,7 +110,7 @@ def fitted(
     fitter = Fitter(model, history, settings.fit, seed=seed)
     _run_on(fitter, None if folder is None else folder / _CHECKPOINT, shown)
     codes = None if images is None else images.codes
-    outcome = outcome_of(history, settings.outcome, codes=codes, seed=seed)
+    outcome = outcome_of(history, settings.outcome, codes=codes, vote=settings.outcome_vote, seed=seed)
     found = measured(
         model,
         outcome,
@@ -189,7 +189,7 @@ def adopted(
     model = Served(served, real.meta)
     check_enough(history, model.config.stride)
     model.fit_scales(history, history.split(TRAIN))
-    outcome = outcome_of(history, settings.outcome, seed=seed)
+    outcome = outcome_of(history, settings.outcome, vote=settings.outcome_vote, seed=seed)
     return measured(
         model, outcome, history, env=real.env, horizon=real.horizon, limits=settings.trust, version=1
     )

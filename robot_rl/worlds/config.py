@@ -179,6 +179,11 @@ class WorldSettings:
     outcome: Literal["predicate", "classifier"] | None = None
     """Who sees success: the task's own predicate, or classifiers of recorded states; the first that fits, if
     null."""
+    outcome_vote: float = 0.6
+    """Share of the classifiers that must see success in a state."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.outcome_vote <= 1, "outcome_vote", self.outcome_vote, "above 0, up to 1")
 
 
 @dataclass(frozen=True, kw_only=True)

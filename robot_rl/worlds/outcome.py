@@ -5,6 +5,7 @@ B rows, S state elements; of codes of pictures, if the model has any, C channels
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -106,7 +107,7 @@ class Judge(nn.Module):
 
 
 class ClassifierOutcome(nn.Module):
-    """Small networks that learned which recorded states are successes; most of them must say so.
+    """Small networks that learned which recorded states are successes; a share of them must say so.
 
     Successes are far fewer than other states, so half of each batch is of either kind. The vote is for
     precision, which matters most (DiWA, arXiv 2508.03645, section 5). Where there are pictures, the networks
@@ -116,14 +117,16 @@ class ClassifierOutcome(nn.Module):
 
     kind = "classifier"
 
-    def __init__(self, state_dim: int, channels: int = 0) -> None:
-        """Args: channels: C of a code; 0 without pictures."""
+    def __init__(self, state_dim: int, channels: int = 0, *, vote: float = 0.6) -> None:
+        """Args: channels: C of a code, 0 without pictures; vote: share of networks that must see success."""
         super().__init__()
         self.networks = nn.ModuleList(Judge(state_dim, channels) for _ in range(_NETWORKS))
         self.register_buffer("centre", torch.zeros(state_dim))
         self.register_buffer("scale", torch.ones(state_dim))
+        self.register_buffer("vote", torch.tensor(vote, dtype=torch.float64))
         self.centre: Tensor
         self.scale: Tensor
+        self.vote: Tensor
 
     def fit(
         self,
@@ -168,11 +171,11 @@ class ClassifierOutcome(nn.Module):
     @torch.no_grad()
     def judge(self, states: Array, codes: Array | None = None) -> tuple[Array, Array]:
         """See `Outcome.judge`."""
-        success = np.zeros(len(states), bool)
+        success, need = np.zeros(len(states), bool), math.ceil(float(self.vote) * _NETWORKS - 1e-9)
         for rows in np.array_split(np.arange(len(states)), max(1, -(-len(states) // _AT_ONCE))):
             state, seen = self._inputs(states[rows], None if codes is None else codes[rows])
             votes = torch.stack([torch.sigmoid(network(state, seen)) > 0.5 for network in self.networks])
-            success[rows] = votes.float().mean(dim=0).numpy() > 0.5
+            success[rows] = votes.sum(dim=0).numpy() >= need
         return success, np.zeros_like(success)
 
     def _inputs(self, states: Array, codes: Array | None) -> tuple[Tensor, Tensor | None]:
@@ -196,12 +199,16 @@ def agreement(
     }
 
 
-def outcome_of(history: History, kind: str | None, *, codes: Array | None = None, seed: int = 0) -> Outcome:
+def outcome_of(
+    history: History, kind: str | None, *, codes: Array | None = None, vote: float = 0.6, seed: int = 0
+) -> Outcome:
     """Returns the task's predicate where it can be used and agrees with what was recorded; else classifiers.
 
     Args:
         kind: `predicate` or `classifier`, or None for the first that fits.
         codes: (N, C, h, w), of the pictures, if the model has any: classifiers see them too.
+        vote: share of the classifiers that must see success.
+        seed: of the classifiers' batches.
 
     Raises:
         ConfigError: the predicate was asked for and cannot be used, or there is no success to learn from.
@@ -221,7 +228,7 @@ def outcome_of(history: History, kind: str | None, *, codes: Array | None = None
             if kind is not None:
                 raise
     channels = 0 if codes is None else codes.shape[1]
-    classifier = ClassifierOutcome(history.state.shape[1], channels)
+    classifier = ClassifierOutcome(history.state.shape[1], channels, vote=vote)
     classifier.fit(history, codes, seed=seed)
     return classifier
 

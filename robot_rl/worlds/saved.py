@@ -163,7 +163,8 @@ def _outcome(kind: str, meta: EpisodesMeta, images: Images | None, folder: Path)
         return PredicateOutcome(meta.task, meta.robot, meta.state_names)
     channels = 0 if images is None else images.codes.shape[1]
     classifier = ClassifierOutcome(len(meta.state_names), channels)
-    classifier.load_state_dict(load_file(folder / "outcome.safetensors"))
+    weights = load_file(folder / "outcome.safetensors")
+    classifier.load_state_dict({"vote": classifier.vote, **weights})  # older folders have none
     return classifier
 
 

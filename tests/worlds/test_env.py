@@ -148,6 +148,30 @@ class Votes:
         return np.arange(3) < self.strides, np.zeros(3, bool)
 
 
+@pytest.mark.parametrize(
+    ("settings", "ends_after"), [({}, 1), ({"hold": 2}, 4), ({"hold": 2, "vote": 1.0}, 5)]
+)
+def test_success_must_hold_for_strides_in_a_row(
+    world: World, settings: dict[str, Any], ends_after: int
+) -> None:
+    # Members that see success after each stride; all three, one, two, then all: the second stride is a break.
+    seen = iter([[1, 1, 1], [0, 0, 1], [1, 1, 0], [1, 1, 1], [1, 1, 1]])
+
+    class Known:
+        kind = "known"
+
+        def judge(self, states: Array, codes: Array | None = None) -> tuple[Array, Array]:
+            return np.array(next(seen), bool), np.zeros(3, bool)
+
+    world.outcome = Known()
+    env = WorldEnv(world, 1, autoreset="disabled", settings={"gate": False, "vote": 0.6, **settings})
+    env.reset(seed=0, options={"observed": np.zeros((1, 4), np.float32)})
+    done = env.step_chunk(np.zeros((1, 24, 2), np.float32), 24)
+    assert done.terminated.all()
+    assert done.valid.sum() == ends_after * 4
+    assert done.reward.sum() == 1.0
+
+
 def test_a_shaped_reward_says_where_success_is_near_and_keeps_the_return(world: World) -> None:
     world.outcome = Votes()
     smooth = {"gate": False, "vote": 1.0, "smooth": 0.5, "gamma_step": 0.9}

@@ -1,15 +1,20 @@
 """Who sees success in a predicted state."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.vector import SimVectorEnv
+from robot_rl.worlds.config import WorldSettings
 from robot_rl.worlds.history import History
-from robot_rl.worlds.outcome import ClassifierOutcome, PredicateOutcome, agreement, outcome_of
+from robot_rl.worlds.outcome import ClassifierOutcome, PredicateOutcome, agreement, outcome_of, state_of
+from robot_rl.worlds.saved import World, load_world
 
 
 @pytest.mark.parametrize("task", ["reach", "push_cube", "gantry_peg"])
@@ -46,6 +51,38 @@ def test_classifiers_learn_success_from_recorded_states(history: History) -> Non
     judged = agreement(found, history)
     assert judged["precision"] > 0.8
     assert judged["recall"] > 0.9
+
+
+class Line(nn.Module):
+    """Sees success where the first element of the state is above a limit."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, state: Tensor, codes: Tensor | None) -> Tensor:
+        return state[:, 0] - self.limit
+
+
+@pytest.mark.parametrize(("vote", "first"), [(0.2, 1), (0.6, 3), (0.7, 4), (0.8, 4), (1.0, 5)])
+def test_a_share_of_the_classifiers_must_see_success(vote: float, first: int) -> None:
+    found = ClassifierOutcome(4, vote=vote)
+    found.networks = nn.ModuleList(Line(limit) for limit in (0.5, 1.5, 2.5, 3.5, 4.5))
+    states = np.zeros((6, 4), np.float32)
+    states[:, 0] = np.arange(6)  # as many of the five see success
+    assert found.judge(states)[0].tolist() == [seen >= first for seen in range(6)]
+
+
+def test_a_saved_vote_is_kept_and_older_models_have_the_usual_one(world: World, tmp_path: Path) -> None:
+    world.outcome = ClassifierOutcome(4, vote=0.8)
+    world.save(tmp_path / "point")
+    assert float(state_of(load_world(tmp_path / "point").outcome)["vote"]) == 0.8
+    path = tmp_path / "point" / "outcome.safetensors"
+    older = {name: value for name, value in load_file(path).items() if name != "vote"}
+    save_file(older, path)
+    assert float(state_of(load_world(tmp_path / "point").outcome)["vote"]) == 0.6
+    with pytest.raises(ConfigError, match=r"outcome_vote: got 0"):
+        WorldSettings(outcome_vote=0.0)
 
 
 def test_without_a_success_there_is_nothing_to_learn(history: History) -> None:

@@ -196,8 +196,9 @@ class CoEvolution:
             return
         fitter.run()  # puts the best weights back
         self.version += 1
-        outcome = outcome_of(self.history, self.config.world.outcome, seed=self.version)
-        how: dict[str, Any] = {"limits": self.config.world.trust, "version": self.version}
+        wanted = self.config.world
+        outcome = outcome_of(self.history, wanted.outcome, vote=wanted.outcome_vote, seed=self.version)
+        how: dict[str, Any] = {"limits": wanted.trust, "version": self.version}
         self.world, _ = measured(
             fitter.model, outcome, self.history, env=self.real.env, horizon=self.real.horizon, **how
         )
