@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from robot_rl.core.errors import require, require_fields
+from robot_rl.core.errors import ConfigError, require, require_fields
+from robot_rl.sim.config import EnvConfig
+
+SHRINK = 8
+"""Pixels on a side of a cell of a code."""
 
 Measure = Literal["disagreement", "samples"]
 """What a gate looks at: how far the members are apart, or two samples of one member."""
@@ -122,6 +126,34 @@ class ImagesConfig:
             require(getattr(self, name) >= 1, f"images.{name}", getattr(self, name), "1 or more")
         require(self.lr > 0, "images.lr", self.lr, "above 0")
         require(self.noise >= 0, "images.noise", self.noise, "0 or more")
+
+    def check_shown(self, env: EnvConfig, at: str) -> None:
+        """Refuses cameras that an env does not show, pictures that come late, and sizes that have no code.
+
+        Raises:
+            ConfigError: `at` is where these settings are.
+        """
+        if not self.cameras:
+            return
+        is_shown = set(self.cameras) <= set(env.cameras)
+        require(is_shown, f"{at}.cameras", list(self.cameras), f"names of env.cameras, {list(env.cameras)}")
+        for name in ("camera_hz", "camera_delay_s"):
+            allowed = f"left out with {at}.cameras: imagined pictures are never late"
+            require(not getattr(env, name), f"env.{name}", list(getattr(env, name)), allowed)
+        check_pixels(env.image_size, f"{at}.cameras", "env.image_size=[64,64], or [128,128]")
+
+
+def check_pixels(size: tuple[int, int], at: str, remedy: str) -> None:
+    """Refuses pictures whose sides (height, width) the codec cannot halve three times, and the networks once.
+
+    Raises:
+        ConfigError: `at` begins the message, `remedy` is what to say instead.
+    """
+    if any(side % (2 * SHRINK) or side < 4 * SHRINK for side in size):
+        raise ConfigError(
+            f"{at}: got pictures of {size[0]} x {size[1]} pixels, allowed: multiples of {2 * SHRINK} from "
+            f"{4 * SHRINK} up. Say {remedy}."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,7 +97,8 @@ class Fitter:
         for group in self._optimiser.param_groups:
             group["lr"] = config.lr * rate_left(at)
         windows = self._many if is_long else self._one
-        rows = self._drawn(windows)
+        shape = (self.model.config.members, config.batch)
+        rows = drawn_windows(windows, self._rng, shape, config.recent)
         if isinstance(self.model, Diffusion):
             loss = self._flow_loss(self.model, rows)
         else:
@@ -128,16 +129,6 @@ class Fitter:
         x = model.inputs(window, actions, steps)
         change = changes[torch.arange(len(rows), device=model.device), steps - 1]
         model.fit_straight(x.view(*shape, -1), change.view(*shape, -1))
-
-    def _drawn(self, windows: Windows) -> Array:
-        """Returns the rows (M, B) of an update; a share may be of the newest episodes."""
-        shape = (self.model.config.members, self.config.batch)
-        rows = windows.rows[self._rng.integers(0, len(windows), shape)]
-        if self.config.recent:
-            first = int(len(windows) * 0.75)
-            newest = windows.rows[self._rng.integers(first, len(windows), shape)]
-            rows = np.where(self._rng.random(shape) < self.config.recent, newest, rows)
-        return rows
 
     def _flow_loss(self, model: Diffusion, rows: Array) -> Tensor:
         """Returns the loss of single strides; half of the rows know all actions, the others the first m."""
@@ -222,6 +213,15 @@ class Fitter:
         self._rng.bit_generator.state = state["rng"]
         self._best, self._best_error = dict(state["best"]), np.array(state["best_error"])
         self.updates = int(state["updates"])
+
+
+def drawn_windows(windows: Windows, rng: np.random.Generator, shape: tuple[int, ...], recent: float) -> Array:
+    """Returns rows of that shape in which windows begin; a share, `recent`, is of the newest quarter."""
+    rows = windows.rows[rng.integers(0, len(windows), shape)]
+    if recent:
+        newest = windows.rows[rng.integers(int(len(windows) * 0.75), len(windows), shape)]
+        rows = np.where(rng.random(shape) < recent, newest, rows)
+    return rows
 
 
 def rate_left(share: float) -> float:

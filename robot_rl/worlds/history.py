@@ -6,7 +6,7 @@ N rows, S state elements, A action dim, k control steps of a stride.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,9 @@ class History:
     ended: Array
     """(E,) bool: the task ended the episode; else the clock did."""
     pictures: dict[str, Array] = field(default_factory=lambda: dict[str, Array]())
-    """Camera -> (N, h, w, 3) uint8, where they are learned from; a model on the disk has none."""
+    """Camera -> (P, h, w, 3) uint8, where they are learned from; a model on the disk has none."""
+    pictured: Array | None = None
+    """(P,) rows of which there are pictures, ascending; None: all."""
 
     @classmethod
     def of(cls, episodes: Episodes, *, cameras: Sequence[str] = ()) -> History:
@@ -112,6 +114,9 @@ class History:
                 camera: np.concatenate([part.pictures[camera] for part in parts])
                 for camera in parts[0].pictures
             },
+            pictured=None
+            if all(part.pictured is None for part in parts)
+            else np.concatenate([part._rows_shown() + size for part, size in zip(parts, sizes, strict=True)]),
         )
 
     @property
@@ -131,22 +136,20 @@ class History:
         """Returns the episodes of a split; see `split_of`."""
         return split_of(self.num_episodes, name)
 
-    def only(self, episodes: Array) -> History:
-        """Returns the history of some episodes, in their order."""
-        rows = np.concatenate([np.arange(self.first[e], self.last[e] + 1) for e in episodes])
-        length = self.last[episodes] - self.first[episodes] + 1
-        last = np.cumsum(length) - 1
-        return History(
-            meta=self.meta,
-            state=self.state[rows],
-            action=self.action[rows],
-            success=self.success[rows],
-            episode=np.repeat(np.arange(len(episodes)), length),
-            first=last - length + 1,
-            last=last,
-            ended=self.ended[episodes],
-            pictures={camera: shown[rows] for camera, shown in self.pictures.items()},
-        )
+    def shown(self, camera: str, rows: Array) -> Array:
+        """Returns a camera's pictures (n, h, w, 3) in these rows (n,), of which there are pictures."""
+        pictures = self.pictures[camera]
+        return pictures[rows if self.pictured is None else np.searchsorted(self.pictured, rows)]
+
+    def with_pictures_of(self, episodes: Array) -> History:
+        """Returns the same with the pictures of these episodes alone, of those that have any."""
+        rows = self._rows_shown()
+        kept = np.isin(self.episode[rows], episodes)
+        pictures = {camera: shown[kept] for camera, shown in self.pictures.items()}
+        return replace(self, pictures=pictures, pictured=rows[kept])
+
+    def _rows_shown(self) -> Array:
+        return np.arange(len(self.state)) if self.pictured is None else self.pictured
 
 
 def split_of(episodes: int, name: str) -> Array:

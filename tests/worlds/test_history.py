@@ -7,6 +7,7 @@ import pytest
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episodes import Episodes
+from robot_rl.worlds.fit import drawn_windows
 from robot_rl.worlds.history import AUDIT, CALIBRATION, TRAIN, History, Windows, window_at
 from tests.worlds.conftest import META, STEPS, point_history
 
@@ -42,15 +43,35 @@ def test_states_of_episodes_follow_each_other_with_what_the_last_step_led_to() -
     assert history.steps == 3
 
 
-def test_histories_join_and_are_chosen_from() -> None:
+def test_histories_join() -> None:
     both = History.joined([two_episodes(), two_episodes()])
     assert both.first.tolist() == [0, 3, 5, 8]
     assert both.episode.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
-    some = both.only(np.array([3, 0]))
-    assert some.state[:, 0].tolist() == [10, 11, 0, 1, 2]
-    assert (some.first.tolist(), some.last.tolist()) == ([0, 2], [1, 4])
     with pytest.raises(DatasetError, match="allowed: one task"):
         History.joined([both, replace(both, meta=replace(META, task="other"))])
+
+
+def test_pictures_of_some_episodes_are_kept_when_others_come() -> None:
+    pictures = np.arange(5, dtype=np.uint8)[:, None, None, None]
+    whole = replace(two_episodes(), pictures={"top": pictures})
+    assert whole.shown("top", np.array([4, 0])).reshape(-1).tolist() == [4, 0]
+    second = whole.with_pictures_of(np.array([1]))
+    assert second.pictures["top"].reshape(-1).tolist() == [3, 4]
+    both = History.joined([second, replace(whole, pictures={"top": pictures + 10})])
+    assert both.pictured is not None
+    assert both.pictured.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert both.shown("top", np.array([4, 5, 9])).reshape(-1).tolist() == [4, 10, 14]
+    last = both.with_pictures_of(np.array([0, 3]))  # of the first episode there are none
+    assert last.pictured is not None
+    assert last.pictured.tolist() == [8, 9]
+    assert last.pictures["top"].reshape(-1).tolist() == [13, 14]
+
+
+def test_all_windows_may_be_of_the_newest_quarter() -> None:
+    windows = Windows(point_history(8), np.arange(8), stride=4)
+    rows = drawn_windows(windows, np.random.default_rng(0), (2, 500), 1.0)
+    assert rows.shape == (2, 500)
+    assert set(rows.reshape(-1).tolist()) == set(windows.rows[-len(windows) // 4 :].tolist())
 
 
 def test_windows_stay_inside_of_their_episode() -> None:

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from robot_rl.worlds.history import Array
 
-SHRINK = 8
-"""Pixels on a side of a cell."""
 BLOCK = 16
 """Rows that a network sees at once: a row is then the same alone and among others, and fits the caches."""
 _FLOOR = 1e-3

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.worlds.config import ImagesConfig
-from robot_rl.worlds.fit import rate_left
+from robot_rl.worlds.fit import drawn_windows, rate_left
 from robot_rl.worlds.history import CALIBRATION, TRAIN, Array, History, Windows, stride_before
 from robot_rl.worlds.images.codec import tensor_of
 from robot_rl.worlds.images.model import Images, Moments
@@ -30,18 +31,20 @@ _MEAN_OF = 512
 class ImageFitter:
     """Takes updates of the codec, then of the networks; `state_dict` and `load_state_dict` go on exactly."""
 
-    def __init__(self, images: Images, history: History, *, seed: int) -> None:
+    def __init__(self, images: Images, history: History, *, seed: int, recent: float = 0.0) -> None:
         """Finds the windows.
 
         Args:
-            images: before it learned anything, on the device where it is to learn.
-            history: real experience with its pictures, which is split by episode.
+            images: on the device where it is to learn, before it learned anything; or with the codes of
+                this history: then its codec has learned, and the networks alone go on.
+            history: real experience with its pictures, which is split by episode; with codes it needs none.
             seed: of the batches.
+            recent: share of the networks' batches from the newest quarter of the episodes.
 
         Raises:
             DatasetError: pictures of different sizes, or episodes too short.
         """
-        self.images, self.history = images, history
+        self.images, self.history, self._recent = images, history, recent
         self._rng = np.random.default_rng(seed)
         self._train = np.flatnonzero(np.isin(history.episode, history.split(TRAIN)))
         self._windows = Windows(history, history.split(TRAIN), stride=images.stride)
@@ -49,17 +52,11 @@ class ImageFitter:
         chosen = np.random.default_rng(0).choice(held_out, min(_TESTED, len(held_out)), replace=False)
         self._held_out = np.sort(chosen)
         self._some = self._train[:: max(1, len(self._train) // _MEAN_OF)]
-        self._mean = {
-            camera: torch.from_numpy(history.pictures[camera][self._some].mean(axis=0) / 127.5 - 1.0)
-            .to(images.device, torch.float32)
-            .permute(2, 0, 1)
-            for camera in images.config.cameras
-        }
         self._optimisers = [
             torch.optim.AdamW(part.parameters(), lr=images.config.lr)
             for part in (images.codec, images.members)
         ]
-        self.updates = 0
+        self.updates = images.config.codec_updates if len(images.codes) else 0
 
     @property
     def config(self) -> ImagesConfig:
@@ -99,15 +96,24 @@ class ImageFitter:
     def _codec_loss(self) -> Tensor:
         camera = self.config.cameras[self.updates % len(self.config.cameras)]
         rows = self._train[self._rng.integers(0, len(self._train), self.config.batch)]
-        pictures = tensor_of(self.history.pictures[camera][rows], self.images.device)
+        pictures = tensor_of(self.history.shown(camera, rows), self.images.device)
         return self.images.codec.loss(pictures, self._mean[camera].expand_as(pictures))
+
+    @cached_property
+    def _mean(self) -> dict[str, Tensor]:
+        """Camera -> (3, h, w), its mean picture in [-1, 1]."""
+        mean = {name: self.history.shown(name, self._some).mean(axis=0) for name in self.config.cameras}
+        return {
+            name: torch.from_numpy(shown / 127.5 - 1.0).to(self.images.device, torch.float32).permute(2, 0, 1)
+            for name, shown in mean.items()
+        }
 
     def _code_history(self) -> None:
         """Codes all pictures; from here on nothing else is seen of them."""
         images, history = self.images, self.history
-        shown = [history.pictures[camera][self._some] for camera in self.config.cameras]
+        shown = [history.shown(camera, self._some) for camera in self.config.cameras]
         images.codec.scale_codes(np.concatenate(shown))
-        images.codes = images.encode(history.pictures).astype(np.float16)
+        images.codes = images.kept_codes(history.pictures)
         images.fit_scales(history, self._windows.rows)
 
     def _flow_loss(self) -> Tensor:
@@ -115,7 +121,7 @@ class ImageFitter:
         images, rng, batch = self.images, self._rng, self.config.batch
         loss = torch.zeros((), device=images.device)
         for number in range(len(images.members)):
-            rows = self._windows.rows[rng.integers(0, len(self._windows), batch)]
+            rows = drawn_windows(self._windows, rng, (batch,), self._recent)
             is_whole = rng.random(batch) < 0.5
             steps = np.where(is_whole, images.stride, rng.integers(1, images.stride + 1, batch))
             at = moments_at(images, self.history, rows, steps, after=self.history.state[rows + steps])
@@ -145,7 +151,7 @@ class ImageFitter:
         """
         images, rows = self.images, self._held_out
         if self.updates < self.config.codec_updates:
-            true = {name: shown[rows[:64]] for name, shown in self.history.pictures.items()}
+            true = {name: self.history.shown(name, rows[:64]) for name in self.config.cameras}
             drawn = images.decode(images.encode(true))
             return float(np.mean([np.abs(drawn[name] * 1.0 - true[name]).mean() for name in drawn]))
         steps = np.full(len(rows), images.stride)

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.core.errors import ConfigError
 from robot_rl.worlds.calibration import gate_at
-from robot_rl.worlds.config import ImagesConfig
+from robot_rl.worlds.config import SHRINK, ImagesConfig, check_pixels
 from robot_rl.worlds.history import Array, History
-from robot_rl.worlds.images.codec import SHRINK, Codec, in_blocks
+from robot_rl.worlds.images.codec import Codec, in_blocks
 from robot_rl.worlds.images.flow import Context, LatentFlow, num_facts
 
 _STD_FLOOR = 1e-4
@@ -63,11 +62,7 @@ class Images(nn.Module):
             ConfigError: pictures whose sides the codec cannot halve three times, and the networks once.
         """
         super().__init__()
-        if any(side % (2 * SHRINK) or side < 4 * SHRINK for side in size):
-            raise ConfigError(
-                f"images.cameras: got pictures of {size[0]} x {size[1]} pixels, allowed: multiples of "
-                f"{2 * SHRINK} from {4 * SHRINK} up. Collect with image_size=64,64, or 128,128."
-            )
+        check_pixels(size, "images.cameras", "image_size=64,64, or 128,128, when you collect")
         self.config, self.size, self.stride = config, size, stride
         self.state_dim, self.action_dim = state_dim, action_dim
         channels = config.channels * len(config.cameras)
@@ -104,6 +99,10 @@ class Images(nn.Module):
     def encode(self, pictures: Mapping[str, Array]) -> Array:
         """Returns the codes (B, C, h, w) of pictures: camera -> (B, height, width, 3) uint8."""
         return np.concatenate([self.codec.encode(pictures[name]) for name in self.config.cameras], axis=1)
+
+    def kept_codes(self, pictures: Mapping[str, Array]) -> Array:
+        """Returns the codes (B, C, h, w) of pictures as `codes` keeps them: float16."""
+        return self.encode(pictures).astype(np.float16)
 
     def decode(self, codes: Array) -> dict[str, Array]:
         """Returns the pictures of codes (B, C, h, w)."""

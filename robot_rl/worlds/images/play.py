@@ -104,9 +104,9 @@ def picture_rows(images: Images, history: History, played: list[PlayedPictures])
         drawn, numbers = images.decode(found.codes), {"depth": float(found.depth)}
         errors = {"": list[Array](), "_of_copying": list[Array]()}
         for camera, pictures in drawn.items():
-            true = history.pictures[camera][found.rows].astype(np.float32)
+            true = history.shown(camera, found.rows).astype(np.float32)
             errors[""].append(pictures - true)
-            errors["_of_copying"].append(history.pictures[camera][found.begun] - true)
+            errors["_of_copying"].append(history.shown(camera, found.begun) - true)
         for name, parts in errors.items():
             error = np.stack(parts)
             numbers[f"mae{name}"] = float(np.abs(error).mean())
@@ -128,8 +128,7 @@ def film_strip(images: Images, model: Dynamics, history: History, begun: Array) 
     first = images.decode(images.codes[begun])
     for i, row in enumerate(begun):
         for camera in images.config.cameras:
-            shown = history.pictures[camera]
-            real = [shown[row], *(shown[row + images.stride * depth] for depth in depths)]
+            real = history.shown(camera, row + images.stride * np.array([0, *depths]))
             predicted = [first[camera][i], *(part[camera][i] for part in drawn)]
             strips.append(np.concatenate([np.concatenate(part, axis=1) for part in (real, predicted)]))
     return depths, np.concatenate(strips)
