@@ -265,7 +265,8 @@ def check_base(config: RunConfig, at: str, kind: str, horizon: int, own: Any) ->
     if "online" in config.plan:
         _check_improvable(config, at, kind, own)
     picture = own.picture if isinstance(own, SmallVLAConfig) else None
-    _check_cameras(at, own.cameras, picture, config.env)
+    _check_cameras(at, own.cameras, picture, config.env.evaluated())  # of a world model what it imitates
+    config.check_imagined(own, f"{at}: cameras")
 
 
 def _check_improvable(config: RunConfig, at: str, kind: str, own: Any) -> None:

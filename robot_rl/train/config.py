@@ -582,5 +582,12 @@ class RunConfig(LineConfig):
             self._check_booked()
         require(not reuse, "replay.reuse", list(reuse), f"none with method={kind}, which has no replay")
         if isinstance(self.method, ImaginedSettings):
-            cameras = list(getattr(self.policy, "cameras", ()))
-            require(not cameras, "policy.cameras", cameras, "none with method=imagined: its model has none")
+            self.method.world.images.check_shown(self.env, "method.world.images")
+            self.check_imagined(self.policy, "policy.cameras")
+
+    def check_imagined(self, policy: Any, at: str) -> None:
+        """Refuses a policy that reads cameras which the model that learns in the loop does not show."""
+        if isinstance(self.method, ImaginedSettings):
+            read, shown = list(getattr(policy, "cameras", ())), list(self.method.world.images.cameras)
+            allowed = f"names of method.world.images.cameras, {shown}, which imagined episodes show"
+            require(set(read) <= set(shown), at, read, allowed)

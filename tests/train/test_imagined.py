@@ -266,17 +266,6 @@ def test_an_arm_is_booked_without_a_person(words: list[str], message: str) -> No
         load(RunConfig, ["recipe=imagined", *words], config_name="train")
 
 
-def test_pictures_are_refused_before_a_run_begins(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"method\.world\.images\.cameras: got \['left'\], allowed: none"):
-        run_of(tmp_path, world={"images": {"cameras": ["left"]}})
-    sees = {**RUN["policy"], "cameras": ["left"]}
-    env = {**RUN["env"], "cameras": ["left"]}
-    with pytest.raises(
-        ConfigError, match=r"policy\.cameras: got \['left'\], allowed: none with method=imagined"
-    ):
-        build(RunConfig, {**RUN, "policy": sees, "env": env})
-
-
 @pytest.mark.parametrize("saves", [3, 6])
 def test_a_run_that_was_killed_goes_on(tmp_path: Path, saves: int) -> None:
     config = run_of(tmp_path)

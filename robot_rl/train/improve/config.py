@@ -383,7 +383,8 @@ class ImaginedSettings(PPOSettings):
     more_episodes: int = 50
     """Real episodes before each further fit."""
     refit_updates: int = 2000
-    """Updates of the model in each further fit, from the weights before."""
+    """Updates of the model in each further fit, from the weights before; the networks of pictures take the
+    same share of theirs, and the codec none."""
     recent: float = 0.3
     """Share of its batches then from the newest quarter of the episodes, as in DIAMOND."""
     rollouts: int = 20
@@ -401,9 +402,6 @@ class ImaginedSettings(PPOSettings):
         super().__post_init__()
         allowed = "null with method=imagined, whose rollouts are of the newest weights"
         self._require("max_staleness", self.max_staleness is None, allowed)
-        cameras = list(self.world.images.cameras)
-        allowed = "none: the model that learns in the loop is of the state alone"
-        require(not cameras, "method.world.images.cameras", cameras, allowed)
         one = ("real_steps", "first_episodes", "more_episodes", "refit_updates", "rollouts")
         for name in (*one, "probe_episodes", "probes", "real_envs", "hold"):
             self._require(name, getattr(self, name) >= 1, "1 or more")

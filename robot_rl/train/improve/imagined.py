@@ -45,6 +45,7 @@ from robot_rl.train.demos import Columns, joined, played
 from robot_rl.train.deploy.online import arm_of
 from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress
 from robot_rl.train.improve.config import ImaginedSettings
+from robot_rl.train.improve.imagined_fit import ModelFit
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.improve.ppo import acting_copy, chunk_options, make_policy
 from robot_rl.train.loop import Hook, Learner, Pacer, Run
@@ -53,9 +54,8 @@ from robot_rl.train.schedule import Always, Counters, Every
 from robot_rl.train.session import Session
 from robot_rl.worlds.audit import judged, measured, shift_of
 from robot_rl.worlds.build import RealEnv
-from robot_rl.worlds.env import ImaginedConfig, WorldEnv
-from robot_rl.worlds.fit import Fitter, new_model
-from robot_rl.worlds.history import History
+from robot_rl.worlds.env import ImaginedConfig, WorldEnv, begun_as
+from robot_rl.worlds.history import AUDIT, History
 from robot_rl.worlds.inventory import enter, refusal_of
 from robot_rl.worlds.outcome import outcome_of
 from robot_rl.worlds.saved import World, imitated, load_world
@@ -63,8 +63,6 @@ from robot_rl.worlds.saved import World, imitated, load_world
 Stage = Literal["collect", "fit", "imagine", "probe", "done"]
 WORLD = "world"
 """Folder of the model in the run folder, and group of its metrics."""
-_FIT_AT_ONCE = 50
-"""Updates of the model in a turn of the loop."""
 
 
 @dataclass(kw_only=True)
@@ -90,7 +88,9 @@ class CoEvolution:
         self.folder = session.folder / WORLD
         self.stage: Stage = "collect"
         self.world: World | None = None
-        self.fitter: Fitter | None = None
+        self.fit: ModelFit | None = None
+        self.codes: Array | None = None
+        """(N, C, h, w): of the history's pictures, once the codec has learned; it keeps few of these then."""
         self.version = self.rollouts = self.probes = 0
         self.flawless = 0
         """Probes without a failure since the last one with."""
@@ -114,17 +114,17 @@ class CoEvolution:
         """How many updates of the model are due in this turn."""
         if self.stage != "fit":
             return 0
-        if self.fitter is None:
-            self._begin_fit()
-        assert self.fitter is not None
-        return min(_FIT_AT_ONCE, self.fitter.config.updates - self.fitter.updates)
+        if self.fit is None:
+            self.fit = self._new_fit()
+            self.say(f"fits the world model to {self.history.num_episodes} episodes: {self.fit.plan}")
+        return self.fit.owed
 
     @property
     def doing(self) -> str:
         """What goes on that is not imagination, for the progress line."""
-        if self.fitter is None:
+        if self.fit is None:
             return {"collect": "real episodes", "probe": "probe"}.get(self.stage, "")
-        return f"model {self.fitter.updates:,}/{self.fitter.config.updates:,} updates"
+        return self.fit.doing
 
     def next_seeds(self, number: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Returns seeds of real episodes that were never used before."""
@@ -143,10 +143,15 @@ class CoEvolution:
             weights: of the policy that played them.
             imagined: returns the success of that policy in the model, from the same first states.
         """
-        part = replace(History.of(found.episodes), meta=self.history.meta)
+        cameras = self.config.world.images.cameras
+        part = replace(History.of(found.episodes, cameras=cameras), meta=self.history.meta)
         self.history = History.joined([self.history, part])
+        if self.codes is not None:
+            images = None if self.world is None else self.world.images
+            assert images is not None
+            self._keep(np.concatenate([self.codes, images.kept_codes(part.pictures)]))
         if not found.is_probe:
-            self.stage, self.fitter = "fit", None
+            self.stage, self.fit = "fit", None
             return
         assert self.world is not None
         self.probes += 1
@@ -178,6 +183,11 @@ class CoEvolution:
         if self.stage == "collect":
             self.say(f"trust lapsed: {'; '.join(self.world.report.reasons)}. Real episodes are booked")
 
+    def _keep(self, codes: Array) -> None:
+        """Keeps codes (N, C, h, w) in the place of pictures, but for the episodes that judge the model."""
+        self.codes = codes
+        self.history = self.history.with_pictures_of(self.history.split(AUDIT))
+
     def imagined_rollout(self) -> None:
         """Counts a rollout; after enough of them the policy is probed."""
         self.rollouts += 1
@@ -191,26 +201,34 @@ class CoEvolution:
 
     def fitted(self) -> None:
         """Audits the model, once all its updates are taken."""
-        fitter = self.fitter
-        if self.stage != "fit" or fitter is None or fitter.updates < fitter.config.updates:
+        fit = self.fit
+        if fit is None:
             return
-        fitter.run()  # puts the best weights back
+        if self.codes is None and fit.codes is not None:
+            self._keep(fit.codes)
+        if fit.owed:
+            return
+        fit.finish()
         self.version += 1
         wanted = self.config.world
-        outcome = outcome_of(self.history, wanted.outcome, vote=wanted.outcome_vote, seed=self.version)
-        how: dict[str, Any] = {"limits": wanted.trust, "version": self.version}
-        self.world, _ = measured(
-            fitter.model, outcome, self.history, env=self.real.env, horizon=self.real.horizon, **how
+        outcome = outcome_of(
+            self.history, wanted.outcome, codes=self.codes, vote=wanted.outcome_vote, seed=self.version
         )
-        self.fitter = None
+        how: dict[str, Any] = {"limits": wanted.trust, "version": self.version, "images": fit.images}
+        self.world, _ = measured(
+            fit.model, outcome, self.history, env=self.real.env, horizon=self.real.horizon, **how
+        )
+        self.fit = None
         self._judge(self.world.report)
         self.world.save(self.folder)
         enter(self.folder)
         report = self.world.report
         depth = report.depths[0] if report.depths else {}
+        pictures = report.pictures[0] if report.pictures else {}
         self.session.write(
             self.session.config.method.kind,
             {f"{WORLD}/{name}": value for name, value in depth.items()}
+            | {f"{WORLD}/pictures_{name}": value for name, value in pictures.items()}
             | {
                 f"{WORLD}/version": float(self.version),
                 f"{WORLD}/episodes": float(report.episodes),
@@ -227,16 +245,15 @@ class CoEvolution:
         self.stage = "imagine" if report.is_trusted else "done" if is_spent else "collect"
         self.rollouts = 0
 
-    def _begin_fit(self) -> None:
-        settings = self.config.world
-        marks, fit = self.real.marks, settings.fit
-        model = new_model(settings.model, self.history, marks=marks, seed=self.version)
-        if self.world is not None:
-            model.load_state_dict(self.world.model.state_dict())
-            fit = replace(fit, updates=self.config.refit_updates, recent=self.config.recent)
-        self.say(f"fits the world model to {self.history.num_episodes} episodes: {fit.updates:,} updates")
-        self.fitter = Fitter(
-            model, self.history, fit, seed=train_seed(self.session.config.seed, f"fit {self.version}")
+    def _new_fit(self) -> ModelFit:
+        return ModelFit(
+            self.history,
+            self.real,
+            self.config,
+            version=self.version,
+            seed=train_seed(self.session.config.seed, f"fit {self.version}"),
+            before=self.world,
+            codes=self.codes,
         )
 
     def _judge(self, report: Any) -> None:
@@ -254,18 +271,19 @@ class CoEvolution:
         return {
             **{name: getattr(self, name) for name in names},
             "history": {name: value for name, value in vars(self.history).items() if name != "meta"},
-            "fitter": None if self.fitter is None else self.fitter.state_dict(),
+            "codes": self.codes,
+            "fitter": None if self.fit is None else self.fit.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.history = replace(self.history, **state["history"])
         for name in ("stage", "version", "rollouts", "probes", "flawless", "best", "seed"):
             setattr(self, name, state[name])
+        self.codes = state.get("codes")  # checkpoints of earlier versions have none
         self.world = load_world(self.folder) if self.version else None
         if state["fitter"] is not None:
-            self._begin_fit()
-            assert self.fitter is not None
-            self.fitter.load_state_dict(state["fitter"])
+            self.fit = self._new_fit()
+            self.fit.load_state_dict(state["fitter"])
 
 
 class RealSource(Here):
@@ -422,37 +440,39 @@ class Experience:
     def add(self, segment: Any) -> None:
         """Hands a segment on."""
         if isinstance(segment, RealEpisodes):
-            policy, states = self._policy, _first_states(segment.episodes)
-            weights = policy.state_dict()
-            self._conductor.add_real(segment, weights, lambda: self._imagined_success(states))
+            first, weights = _first_obs(segment.episodes), self._policy.state_dict()
+            self._conductor.add_real(segment, weights, lambda: self._imagined_success(first))
             return
         assert segment.source == WORLD, "rollouts of this run are imagined"
         self._rollouts.add(segment)
         self._conductor.imagined_rollout()
 
-    def _imagined_success(self, states: np.ndarray[Any, Any]) -> float:
-        """Returns the success of the policy in the model, without exploration, from these states."""
-        conductor = self._conductor
+    def _imagined_success(self, first: Obs) -> float:
+        """Returns the success of the policy in the model, without exploration, from these observations."""
+        conductor, number = self._conductor, len(first["state"])
         assert conductor.world is not None
+        options = begun_as(conductor.world, first)
         members = conductor.world.model.config.members
         solved = list[float]()
         for member in range(members):
             env = WorldEnv(
                 conductor.world,
-                len(states),
+                number,
                 autoreset="disabled",
                 settings=ImaginedConfig(gate=False, member=member),
             )
             executor = ChunkExecutor(
                 self._policy,
-                len(states),
+                number,
                 n_exec=conductor.session.config.n_exec,
                 device=conductor.session.config.device,
             )
-            obs, _ = env.reset(seed=0, options={"observed": states})
-            live, success = np.ones(len(states), bool), np.zeros(len(states), bool)
+            obs, _ = env.reset(seed=0, options=options)
+            live, success = np.ones(number, bool), np.zeros(number, bool)
             while live.any():
-                obs, _, terminated, truncated, infos = env.step_masked(executor.act(obs).action, live)
+                action = executor.act(obs).action
+                step = env.step_masked if executor.is_between_chunks else env.step_unseen
+                obs, _, terminated, truncated, infos = step(action, live)
                 success |= infos["success"] & live
                 live &= ~(terminated | truncated)
             solved.append(float(success.mean()))
@@ -466,8 +486,9 @@ class Experience:
         self._conductor.load_state_dict(state["conductor"])
 
 
-def _first_states(episodes: Episodes) -> np.ndarray[Any, Any]:
-    return episodes.obs["state"][episodes.bounds()[0]]
+def _first_obs(episodes: Episodes) -> Obs:
+    begin, _ = episodes.bounds()
+    return {key: values[begin] for key, values in episodes.obs.items()}
 
 
 class _Fitting:
@@ -480,9 +501,8 @@ class _Fitting:
         """The fitter draws its windows itself."""
 
     def update(self, batch: None) -> Mapping[str, torch.Tensor | float]:
-        fitter = self._conductor.fitter
-        assert fitter is not None
-        return {"loss": fitter.update()}
+        assert self._conductor.fit is not None
+        return self._conductor.fit.update()
 
     def policy_weights(self) -> Mapping[str, torch.Tensor]:
         return {}
@@ -500,8 +520,9 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     session.counters.updates = 0
     policy = make_policy(config, start.base).to(config.device)
     (real,) = start.eval_envs.values()
-    history = replace(History.of(start.episodes), meta=episodes_meta(real))
-    conductor = CoEvolution(session, history, RealEnv.of(imitated(config.env.evaluated()), real))
+    cameras = cfg.world.images.cameras
+    history = replace(History.of(start.episodes, cameras=cameras), meta=episodes_meta(real))
+    conductor = CoEvolution(session, history, RealEnv.of(imitated(config.env.evaluated(), cameras), real))
     algorithm = resolve("algorithm", "chain_ppo", at="imagined")(
         policy, cfg.algorithm, train_seed(config.seed, "ppo"), privileged=None
     )
