@@ -23,7 +23,7 @@ import numpy as np
 
 from robot_rl.core.arrays import Array, copied, like, namespace
 from robot_rl.core.errors import ConfigError, nearest, require
-from robot_rl.core.names import PRESENT
+from robot_rl.core.names import GRIPPERS, PRESENT
 from robot_rl.core.registry import resolve
 from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.backends.engines import make_backend
@@ -127,7 +127,7 @@ def layouts_of(config: EnvConfig) -> tuple[Layout, Layout]:
     # Tools first, then effectors, and the gripper last, as in the action of one robot.
     actions = sorted(
         chain.from_iterable(each.action for each in bodies),
-        key=lambda element: (element.own in effectors, element.own == "gripper"),
+        key=lambda element: (element.own.removesuffix(".step") in effectors, element.own in GRIPPERS),
     )
     return (
         _layout(states, [body.state[i] for i in shown], shown, prefixes, present),

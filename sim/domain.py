@@ -180,6 +180,10 @@ class Domain:
 
     # Control steps
 
+    def newest(self, commands: Array) -> Array:
+        """Returns the commands (B, U) that were sent last: those in `ctrl`, or what is still under way."""
+        return self._pending[:, 0] if self.is_on and self._config.delay_steps else commands
+
     def hold_back(self, active: Array | None) -> None:
         """Replaces the commands in `ctrl` by those of `delays` control steps ago."""
         if not (self.is_on and self._config.delay_steps):

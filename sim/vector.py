@@ -260,7 +260,7 @@ class SimVectorEnv(VectorEnv):
         safe, limited = self.safety.filter(target, position, self._qvel[:, self.index.arm_dof], active)
         commanded[broken] = 0.0
         own = self.own_actions(commanded) if len(broken) else own
-        effectors = self.controller.effectors(own, self._ctrl[:, self.index.effector_ctrl])
+        effectors = self.controller.effectors(own, self._effector_commands())
         if active is None and not len(broken):
             assign(self._ctrl, (slice(None), self.index.arm_ctrl), safe)
             assign(self._ctrl, (slice(None), self.index.effector_ctrl), effectors)
@@ -523,8 +523,11 @@ class SimVectorEnv(VectorEnv):
 
     def action_towards(self, target_rad: Array, opening: Array) -> Array:
         """Returns actions (B, A) towards joint targets (B, n); see `Controller.towards`."""
-        last = self._ctrl[:, self.index.effector_ctrl]
-        return self._as_shown(self.controller.towards(target_rad, opening, last))
+        return self._as_shown(self.controller.towards(target_rad, opening, self._effector_commands()))
+
+    def _effector_commands(self) -> Array:
+        """Returns what the end effectors were sent last, (B, E)."""
+        return self._domain.newest(self._ctrl)[:, self.index.effector_ctrl]
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
         """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`.
@@ -535,7 +538,7 @@ class SimVectorEnv(VectorEnv):
         control = self.controller.control
         return Expert(
             self._task, control, self.view, self.episode_seeds, bias_m, noise_m, noise_seed,
-            is_shut=lambda: self.controller.is_shut(self._ctrl[:, self.index.effector_ctrl]),
+            is_shut=lambda: self.controller.is_shut(self._effector_commands()),
             as_shown=self._as_shown,
         )  # fmt: skip
 

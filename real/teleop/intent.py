@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.core.names import GRIPPER, GRIPPER_STEP, GRIPPERS
 
 Array = NDArray[Any]
-_GRIPPER = "gripper"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,10 @@ class NoTeleop:
 
 
 class Hand:
-    """An action from pushes in directions, for keyboard and gamepad; the gripper keeps its last state."""
+    """An action from pushes in directions, for keyboard and gamepad; the gripper keeps its last state.
+
+    An action that changes the gripper's command leaves it until the person toggles it, then moves it on.
+    """
 
     def __init__(self, action_names: Sequence[str]) -> None:
         """Raises `ConfigError` if the actions do not move a tool: keys cannot steer seven joints."""
@@ -85,15 +88,17 @@ class Hand:
         # Yaw is rz where the tool turns about all axes.
         self._index.setdefault("tool.yaw", self._index.get("tool.rz", -1))
         self._dim = len(action_names)
-        self._closed = False
+        self._closed, self._has_toggled = False, False
 
     def follow(self, wanted: Array) -> None:
         """Takes the gripper over in the policy's state, so that nothing is dropped."""
-        if _GRIPPER in self._index:
-            self._closed = bool(wanted[self._index[_GRIPPER]] < 0)
+        self._has_toggled = False
+        for name in GRIPPERS:
+            if name in self._index and wanted[self._index[name]]:
+                self._closed = bool(wanted[self._index[name]] < 0)
 
     def toggle_gripper(self) -> None:
-        self._closed = not self._closed
+        self._closed, self._has_toggled = not self._closed, True
 
     def action(self, moves: Mapping[str, float]) -> Array:
         """Returns (A,) of the given elements, without those that the action lacks."""
@@ -101,8 +106,11 @@ class Hand:
         for name, value in moves.items():
             if self._index.get(name, -1) >= 0:
                 action[self._index[name]] = np.clip(value, -1.0, 1.0)
-        if _GRIPPER in self._index:
-            action[self._index[_GRIPPER]] = -1.0 if self._closed else 1.0
+        direction = -1.0 if self._closed else 1.0
+        if GRIPPER in self._index:
+            action[self._index[GRIPPER]] = direction
+        if GRIPPER_STEP in self._index:
+            action[self._index[GRIPPER_STEP]] = direction * self._has_toggled
         return action
 
 

@@ -13,6 +13,10 @@ APART = (PRIVILEGED, EXECUTED_ACTION)
 ENVIRONMENT = "environment_state"
 """Key of elements of the state that are shown once more, for policies that read them apart."""
 
+GRIPPER, GRIPPER_STEP = "gripper", "gripper.step"
+"""Elements of an action: how far the gripper is open; with `env.gripper_steps` how its command changes."""
+GRIPPERS = (GRIPPER, GRIPPER_STEP)
+
 PRESENT = ".present"
 """Ends the name of an element that is 1 where one of several robots is there, else 0: `panda.present` is of
 `panda.joint1.pos`."""

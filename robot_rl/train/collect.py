@@ -290,7 +290,7 @@ def open_theirs(given: GivenFolder, dataset: Path | None) -> tuple[SavedPolicy, 
     size = sizes.pop() if sizes else EnvConfig().image_size
     env = EnvConfig(task=meta.task, robot=meta.robot, state=meta.state_names, environment_state=apart)
     shown = _at_rate(replace(env, cameras=tuple(given.cameras), image_size=size), meta.control_hz)
-    return open_given(given, instruction=meta.instruction), meta, shown
+    return open_given(given, instruction=meta.instruction), meta, _with_actions_of(meta, shown)
 
 
 def _limits(keep: KeepConfig) -> KeepConfig:

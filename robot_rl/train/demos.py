@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from robot_rl.core.names import GRIPPERS
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import EpisodeRng, train_seed
 from robot_rl.data.demos import Episodes, load_episodes
@@ -121,7 +122,7 @@ class Pushes:
         """Args: seeds: of the B episodes. action_names: of the A elements. disturb: standard deviation."""
         self._draws = EpisodeRng(seeds ^ _PUSHES, np.zeros_like(seeds))
         self._std = disturb * (self._draws.uniform() < _PUSHED_SHARE)
-        if action_names[-1] == "gripper":
+        if action_names[-1] in GRIPPERS:
             self._std = self._std * (np.arange(len(action_names)) < len(action_names) - 1)
         self._push: Array = np.zeros((len(seeds), len(action_names)))
 

@@ -58,9 +58,6 @@ class SearchPolicy(PolicyAdapter):
         self._config, self._n_exec = config, n_exec
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        shown = _pictures({name: space.shape for name, space in self._world.single_observation_space.items()})
-        seen = _pictures({name: value.shape[1:] for name, value in obs.items()})
-        require(shown == seen, "search.world", f"a model of {shown}", f"one of what is observed, {seen}")
         begun = begun_as(self._world.world, {name: value.cpu().numpy() for name, value in obs.items()})
         device = obs["state"].device
         options = {_BEGUN + name: torch.from_numpy(value).to(device) for name, value in begun.items()}
@@ -114,13 +111,34 @@ class SearchPolicy(PolicyAdapter):
         return score[: rows * number].reshape(rows, number)
 
 
-def _pictures(shapes: Mapping[str, Any]) -> str:
-    """Returns what pictures there are among observations of these shapes, and of which size."""
-    sizes = {
-        name.removesuffix(".rgb"): tuple(size[:2]) for name, size in shapes.items() if name.endswith(".rgb")
+def check_pictures(policy: Any, model: Any, real: Any) -> None:
+    """Refuses a model that lacks pictures which a policy sees, or has others than are observed.
+
+    Args: policy, model, real: with `cameras` in its settings, if it has any; two envs.
+
+    Raises:
+        ConfigError: names them.
+    """
+    own = getattr(getattr(policy, "config", policy), "cameras", ())
+    shown, seen = (_pictures(env.single_observation_space) for env in (model, real))
+    lacks = [name for name in own if name not in shown]
+    allowed = "a model of what the policy sees"
+    require(not lacks, "search.world", f"no pictures of {', '.join(lacks)}", allowed)
+    other = [
+        f"{name} {size}, not {seen.get(name, 'observed')}"
+        for name, size in shown.items()
+        if size != seen.get(name)
+    ]
+    require(not other, "search.world", f"pictures of {', '.join(other)}", "a model of pictures as observed")
+
+
+def _pictures(space: Mapping[str, Any]) -> dict[str, str]:
+    """Returns camera -> its size, of the pictures in a space of observations."""
+    return {
+        key.removesuffix(".rgb"): f"{each.shape[0]} x {each.shape[1]}"
+        for key, each in space.items()
+        if key.endswith(".rgb")
     }
-    named = ", ".join(f"{name} {height} x {width}" for name, (height, width) in sorted(sizes.items()))
-    return f"pictures of {named}" if named else "the state alone"
 
 
 @contextmanager
@@ -147,4 +165,5 @@ def looking_ahead(
     settings = {"strides": config.strides, "member": 0}
     env = EnvConfig(kind="world", id=config.world, task=real.task, settings=settings)
     with opened(simulation(env, real.num_envs * config.candidates), **held) as world:
+        check_pictures(policy, world, real)
         yield SearchPolicy(policy, world, config, n_exec=n_exec)

@@ -11,6 +11,7 @@ from robot_rl.hal.conformance import check_vector_env
 from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu, on_cpu
 from robot_rl.sim.control import Controller
+from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.poses import compose, quaternion_product, rotate, yaw_quaternion
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.task import Control
@@ -197,6 +198,20 @@ def test_steps_of_an_end_effector_whose_closed_end_is_the_larger_one() -> None:
     action[:, 4] = -1.0  # pulls more: a stroke per second is 0.05 of the force in a control step
     np.testing.assert_allclose(controller.effectors(action, np.array([[0.2], [0.99]]))[:, 0], [0.25, 1.0])
     np.testing.assert_allclose(controller.effectors(-action, np.array([[0.2], [0.01]]))[:, 0], [0.15, 0.0])
+
+
+def test_gripper_steps_under_way_count() -> None:
+    """Three steps of -1 and then none: whatever the delay, the command ends 6 mm below the open end."""
+    domain = DomainConfig(delay_steps=4)
+    config = EnvConfig(task="pick_cube", gripper_steps=True, domain=domain, num_threads=1)
+    env = SimVectorEnv(config, 16, autoreset="disabled")
+    env.reset(seed=0)
+    assert len(set(env._domain.delays().tolist())) > 2
+    action = np.zeros((16, 5), np.float32)
+    for step in range(10):
+        action[:, 4] = -1.0 if step < 3 else 0.0
+        env.step(action)
+    np.testing.assert_allclose(env._ctrl[:, env.index.effector_ctrl][:, 0], 0.034, atol=1e-9)
 
 
 @pytest.mark.parametrize("robot", ["panda", "suction_gantry"])

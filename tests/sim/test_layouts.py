@@ -85,11 +85,13 @@ def test_a_body_takes_its_part_of_an_action_and_nothing_else_of_it() -> None:
             np.testing.assert_array_equal(among.own_actions(actions), actions[:, own])
 
 
-def test_the_gripper_is_last_and_noise_on_demonstrations_leaves_it() -> None:
-    robots = ("reach:panda", "bimanual_reach:two_pandas", "pick_cube:panda")
-    env = make(2, task="pick_cube", robots=robots)
-    assert env.action_names[-2:] == ("tool.yaw", "gripper")
-    assert env.own_action_names == (*(f"tool.{step}" for step in ("dx", "dy", "dz", "yaw")), "gripper")
+@pytest.mark.parametrize(("steps", "gripper"), [(False, "gripper"), (True, "gripper.step")])
+def test_the_gripper_is_last_and_noise_on_demonstrations_leaves_it(steps: bool, gripper: str) -> None:
+    other = () if steps else ("bimanual_reach:two_pandas",)  # which leaves its grippers shut
+    robots = ("reach:panda", *other, "pick_cube:panda")
+    env = make(2, task="pick_cube", robots=robots, gripper_steps=steps)
+    assert env.action_names[-1] == gripper
+    assert env.own_action_names == (*(f"tool.{step}" for step in ("dx", "dy", "dz", "yaw")), gripper)
     env.reset(seed=0)
     pushes = Pushes(np.arange(8, dtype=np.uint64), env.action_names, 0.5)
     pushed = pushes.on(np.zeros((8, len(env.action_names)), np.float32))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from robot_rl.core.policy import Encoded
 from robot_rl.data.episodes import Episodes
 from robot_rl.hal.conformance import check_vector_env
 from robot_rl.sim.config import EnvConfig
-from robot_rl.train.search import SearchPolicy
+from robot_rl.train.search import SearchPolicy, check_pictures
 from robot_rl.worlds.audit import measured
 from robot_rl.worlds.build import pictures_fitted
 from robot_rl.worlds.config import ImagesConfig, SearchConfig, TrustConfig, WorldSettings
@@ -207,12 +208,25 @@ def test_a_search_looks_ahead_in_pictures(made_seen: World) -> None:
     assert np.array_equal(policy.sample(cast("Encoded", gone), z=z[:2]).actions, chosen[:2])
 
 
-def test_a_search_refuses_a_model_of_other_pictures(made_seen: World) -> None:
-    states = torch.zeros((2, 2))
-    with pytest.raises(
-        ConfigError, match=r"search.world: got 'a model of pictures of top 32 x 32', allowed: one of wh"
-    ):
-        searching(made_seen, 2, 2).encode({"state": states})
+@pytest.mark.parametrize(
+    ("cameras", "observed", "words"),
+    [
+        (("top", "side"), {"top": 32, "side": 32}, "got 'no pictures of side'"),
+        (("top",), {"top": 64}, "got 'pictures of top 32 x 32, not 64 x 64'"),
+        ((), {}, "got 'pictures of top 32 x 32, not observed'"),
+    ],
+)
+def test_a_search_refuses_a_model_of_other_pictures(
+    made_seen: World, cameras: tuple[str, ...], observed: dict[str, int], words: str
+) -> None:
+    def real(sizes: dict[str, int]) -> Any:
+        pictures = {f"{name}.rgb": SimpleNamespace(shape=(size, size, 3)) for name, size in sizes.items()}
+        return SimpleNamespace(single_observation_space={"state": SimpleNamespace(shape=(2,)), **pictures})
+
+    model = env_of(made_seen, 1)
+    with pytest.raises(ConfigError, match=f"search.world: {words}"):
+        check_pictures(SimpleNamespace(config=SimpleNamespace(cameras=cameras)), model, real(observed))
+    check_pictures(Wandering(), model, real({"top": 32, "side": 64}))  # what nobody reads may be there
 
 
 def test_a_strip_shows_real_pictures_and_predicted_ones(made_seen: World) -> None:

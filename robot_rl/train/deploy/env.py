@@ -118,7 +118,7 @@ class StationEnv(VectorEnv):
         self._observed_ns = self._elapsed = 0
         self._seed, self._episode = 0, 0
         self._number = -1
-        self._is_running = self._is_late = False
+        self._is_running = self._is_late = self._has_followed = False
         self._verdict = (False, False, 0.0)
         self._planned: Array = np.zeros((0, len(self.action_names)), np.float32)
         self.limits = station.limits
@@ -300,7 +300,7 @@ class StationEnv(VectorEnv):
         rest until now, so the observation still holds.
         """
         self._arm.control("start", by=BY)
-        self._is_running, self._number = True, -1
+        self._is_running, self._number, self._has_followed = True, -1, False
         self._observed_ns = self._measure()
         self._pace.begin()
 
@@ -374,8 +374,8 @@ class StationEnv(VectorEnv):
         status, frames = self._arm.status, self._sensors.read()
         self._require_running(status)
         assert status.state is not None, "an arm that runs has been measured"
-        follows = status.plan >= 0  # else what was sent is of an earlier episode
-        gripper = status.sent_gripper if follows else status.state.gripper
+        self._has_followed |= status.plan >= 0  # else what was sent is of an earlier episode
+        gripper = status.sent_gripper if self._has_followed else status.state.gripper
         self.mirror.commanded(self._scene.from_station(gripper))
         measured, now_ns = Measured(state=status.state, frames=dict(frames)), self._pace.now_ns()
         try:

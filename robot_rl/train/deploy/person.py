@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.names import GRIPPERS
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.real.teleop.intent import Intent
 from robot_rl.rollout.envs import make_expert
@@ -39,7 +40,7 @@ class ScriptedPerson:
         self._progress = progress
         self._expert = make_expert(env, bias_m=0.0, noise_m=config.misjudges_m, noise_seed=seed)
         self._config, self._hz = config, env.control_hz
-        self._has_gripper = env.action_names[-1] == "gripper"
+        self._has_gripper = env.action_names[-1] in GRIPPERS
         self._rng = np.random.default_rng(seed)
         self._seen: deque[Array] = deque(maxlen=1 + round(config.lag_s * self._hz))
         self._steps = 0

@@ -21,6 +21,7 @@ import torch
 
 from robot_rl.config import dump
 from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, RobotRLError
+from robot_rl.core.names import GRIPPER
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.episode import observed
 from robot_rl.data.episodes import episodes_meta
@@ -328,7 +329,7 @@ class Player:
             n_exec=min(config.n_exec or self._meta.n_exec, policy.horizon),
             control_hz=self._env.control_hz,
             delay_s=1e-3 * config.delay_ms,
-            is_step=[name != "gripper" for name in self._env.action_names],
+            is_step=[name != GRIPPER for name in self._env.action_names],
             ensemble=config.ensemble,
             device=config.device,
         )

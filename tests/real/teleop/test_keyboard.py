@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError, DeviceError
-from robot_rl.real.teleop.intent import Array, Intent
+from robot_rl.real.teleop.intent import Array, Hand, Intent
 from robot_rl.real.teleop.keyboard import Keyboard
 
 NAMES = ("tool.dx", "tool.dy", "tool.dz", "tool.yaw", "gripper")
@@ -152,3 +152,15 @@ def test_joints_are_not_steered_by_keys() -> None:
         ConfigError, match=r"keys and sticks move the tool, these actions do not: joint1.delta"
     ):
         Keyboard(("joint1.delta",), terminal=0)
+
+
+def test_a_toggle_moves_a_gripper_that_is_stepped_and_nothing_before_does() -> None:
+    hand = Hand((*NAMES[:-1], "gripper.step"))
+    hand.follow(np.array([0.0, 0.0, 0.0, 0.0, -0.3]))  # the policy was closing it
+    assert hand.action({"tool.dx": 1.0}).tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    hand.toggle_gripper()
+    assert hand.action({})[-1] == 1.0
+    hand.toggle_gripper()
+    assert hand.action({})[-1] == -1.0
+    hand.follow(np.zeros(5))
+    assert hand.action({})[-1] == 0.0

@@ -85,6 +85,11 @@ class FakeArm:
         self._status = self._told()
         return Answer(operation=operation, done=True)
 
+    def forget_plan(self) -> None:
+        """Holds, as where a policy is too late: no plan is followed any more."""
+        self._followed, self._waiting = None, []
+        self._status = self._told()
+
     def close(self) -> None:
         self.orders.append(("close", 0))
 

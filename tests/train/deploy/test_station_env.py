@@ -229,6 +229,23 @@ def test_plans_have_the_targets_of_now_and_a_foretold_tail(station_env) -> None:
     assert np.abs(np.diff(with_tail.targets_rad, axis=0)).max() > 0
 
 
+def test_a_grip_stays_over_a_hold_in_the_middle_of_an_episode(station_env) -> None:
+    """The command before the hold counts, not how far a held thing lets the fingers shut."""
+    env, arm, _ = station_env(config=replace(CONFIG, gripper_steps=True))
+    env.reset(seed=1)
+    assert env.action_names[-1] == "gripper.step"
+    close = np.zeros((1, len(env.action_names)), np.float32)
+    close[0, -1] = -1.0
+    env.step(close)  # 2 mm of 40
+    env.step(close)
+    arm.forget_plan()
+    env.step(0 * close)
+    assert arm.plans[-1].gripper[0] == pytest.approx(0.036)
+    env.reset(seed=2)  # the next one begins with the opening that is measured
+    env.step(0 * close)
+    assert arm.plans[-1].gripper[0] == pytest.approx(0.04, abs=1e-4)
+
+
 def test_what_is_late_is_counted_and_the_next_step_is_whole(station_env) -> None:
     env, arm, clock = station_env()
     env.reset(seed=1)
