@@ -59,7 +59,7 @@ class Genesis:
     caps = frozenset({"set_state", "batch"})
 
     largest_state = mujoco.mjMAXVAL
-    overflows = None
+    overflows: Array | None = None
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class MujocoCpu:
 
     device = "cpu"
     largest_state = mujoco.mjMAXVAL
-    overflows = None
+    overflows: Array | None = None
 
     def __init__(
         self,
