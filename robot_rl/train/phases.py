@@ -69,7 +69,7 @@ from robot_rl.train.record import (
     versions,
     write_report,
 )
-from robot_rl.train.recording import Recorder, recorded_of
+from robot_rl.train.recording import Recorder, recorded_of, starts_of
 from robot_rl.train.session import Session, execute, learn
 
 DISTIL = "distil"
@@ -308,7 +308,9 @@ def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[Map
             device = None if source.named is None else load_station(source.named).name
             has_labels = isinstance(config.method, DaggerSettings)
             how = recorded_of(envs[config.scene_of(name)], is_arm=source.is_arm, has_labels=has_labels)
-            recorder = Recorder(folder / name, **how, device=device, is_exact=True)
+            # Of the env that acts: that of an evaluation has no bank, or another mixture.
+            starts = None if source.is_arm else starts_of(config.env_of(name).resets, folder / name)
+            recorder = Recorder(folder / name, **how, starts=starts, device=device, is_exact=True)
             recorders[name] = stack.enter_context(recorder)
         yield recorders
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,11 +29,13 @@ from robot_rl.data.episode import (
 )
 from robot_rl.data.episodes import EpisodesMeta, episodes_meta
 from robot_rl.data.pool import EpisodePool, Relabel
-from robot_rl.data.store.layout import PictureFormat
+from robot_rl.data.store.layout import PictureFormat, is_store, read_layout
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.sim.bank_files import OWN, load_bank
+from robot_rl.sim.config import ResetsConfig
 from robot_rl.train.demos import chunks_of
 
 logger = logging.getLogger(__name__)
@@ -198,9 +201,23 @@ def recorded_of(env: VectorEnv, *, is_arm: bool, has_labels: bool = False) -> di
         "features": observed(env),
         "person": is_arm,
         "joints": 0 if env.limits is None or has_labels else env.limits.num_joints,
-        "starts": Starts(classes=env.reset_classes, bank=env.reset_bank) if env.reset_classes else None,
         "has_labels": has_labels,
     }
+
+
+def starts_of(resets: ResetsConfig, folder: Path) -> Starts | None:
+    """Returns what the rows of episodes that are recorded into `folder` mean; None without a bank.
+
+    A store that an earlier version began without rows goes on without them.
+
+    Raises:
+        DatasetError: there is no such bank, or it is damaged; or the store is.
+    """
+    if resets.bank is None or (is_store(folder) and RESET_ROW not in read_layout(folder).features):
+        return None
+    bank = load_bank(resets.bank, at="env.resets.bank")
+    key = asdict(bank.key) | {"varied": list(bank.key.varied)}
+    return Starts(classes=(OWN, *bank.sets), bank={"digest": bank.digest, "key": key})
 
 
 def pool_of(

@@ -26,7 +26,7 @@ from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.bank_files import Bank
 from robot_rl.sim.config import EnvConfig, ResetsConfig
 from robot_rl.sim.vector import SimVectorEnv
-from robot_rl.train.recording import Recorder, recorded_of
+from robot_rl.train.recording import Recorder, recorded_of, starts_of
 from tests.plain import Plain
 
 MIX = {"own": 1.0, "grasped": 1.0, "near_goal": 1.0}
@@ -56,7 +56,8 @@ def record(env: SimVectorEnv, folder: Path, turns: int) -> None:
     publisher.offer(0, lambda: {"weight": torch.zeros(1)})
     executor = ChunkExecutor(cast(Policy, policy), env.num_envs, n_exec=2)
     source = InlineSource(env, policy, executor, seed=4)
-    with Recorder(folder, **recorded_of(env, is_arm=False)) as recorder:
+    starts = starts_of(env.config.resets, folder)
+    with Recorder(folder, **recorded_of(env, is_arm=False), starts=starts) as recorder:
         for _ in range(turns):
             recorder.add(source.collect(publisher))
 

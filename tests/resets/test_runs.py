@@ -1,5 +1,7 @@
 """Runs that begin in a bank: what they see of the rows that are held out for evaluation."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,19 +10,23 @@ import numpy as np
 import pytest
 from torch import nn
 
+from robot_rl.cli.main import main
 from robot_rl.config import build
 from robot_rl.core.errors import ConfigError
 from robot_rl.data.demos import load_episodes
+from robot_rl.data.episode import RESET_ROW
+from robot_rl.data.store.reader import StoreReader
 from robot_rl.sched.opened import opened
+from robot_rl.sim.bank_files import Bank
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.vector import SimVectorEnv
 from robot_rl.train.before import check_before_learner
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import first_seed
 from robot_rl.train.improve.imagined import RealSource
-from robot_rl.train.phases import run
+from robot_rl.train.phases import resume, run
 from robot_rl.worlds.saved import imitated
-from tests.runs import TINY, folder_of
+from tests.runs import SMALL, TINY, folder_of, killed_after
 
 NOISE: dict[str, Any] = {
     "stages": ("look", "online", "evaluate"),
@@ -28,6 +34,83 @@ NOISE: dict[str, Any] = {
     "policy": {"kind": "gaussian", "width": 16, "depth": 1},
     "method": {"kind": "plain_ppo", "env_steps": 16, "steps": 4},
 }
+
+
+def recording(bank: Path, out: Path, **changes: Any) -> RunConfig:
+    """A residual of 40 control steps in 2 envs, which begin in the bank; evaluations do not."""
+    resets = {"bank": str(bank), "mix": {"own": 1.0, "grasped": 1.0, "near_goal": 1.0}}
+    env = {"task": "gantry_peg", "horizon_s": 0.25, "num_threads": 1, "resets": resets}
+    return build(RunConfig, {**SMALL, "env": env, "out": str(out), **changes})
+
+
+def rows_of(store: Path) -> list[list[int]]:
+    """Returns class and row of each recorded episode."""
+    reader = StoreReader(store)
+    return [reader.read(number).obs[RESET_ROW][0].tolist() for number in range(len(reader))]
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_a_run_records_in_which_rows_of_its_bank_the_episodes_began(
+    bank: Bank, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unbroken = Path(run(recording(folder, tmp_path / "unbroken")).run) / "experience"
+    with killed_after(14):
+        run(recording(folder, tmp_path / "killed"))
+    killed = folder_of(tmp_path / "killed")
+    resume(killed)
+    assert rows_of(killed / "experience") == rows_of(unbroken)
+    reader = StoreReader(unbroken)
+    starts = reader.layout.starts
+    assert starts is not None
+    assert starts.bank is not None
+    assert starts.bank["digest"] == bank.digest
+    env = SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=1), 1, autoreset="disabled")
+    counts = dict.fromkeys(starts.classes, 0)
+    for number in range(len(reader)):
+        obs = reader.read(number).obs
+        name, row = starts.of(obs[RESET_ROW])
+        counts[name] += 1
+        if row >= 0:
+            begun = env.set_state(bank.sets[name].states[[row]])["state"][0]
+            np.testing.assert_array_equal(obs["state"][0], begun)
+    capsys.readouterr()
+    assert main(["replay", "info", str(unbroken), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])["starts"]
+    assert {each["name"]: each["episodes"] for each in shown} == {
+        name: count for name, count in counts.items() if count
+    }
+    assert counts["grasped"] + counts["near_goal"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("whole_runs")
+def test_simulations_record_their_rows_and_an_arm_has_none(folder: Path, tmp_path: Path) -> None:
+    """Evaluations begin in the bank, too: a recording follows what acts."""
+    method = {key: value for key, value in SMALL["method"].items() if key != "env_steps"}
+    sources = {"simulations": {"num_envs": 2, "env_steps": 40}, "arm": {"real_time": True, "env_steps": 8}}
+    config = recording(folder, tmp_path, sources=sources, num_envs=16, method=method)
+    resets = replace(config.env.resets, evaluate="near_goal")
+    made = run(replace(config, env=replace(config.env, resets=resets)))
+    stores = {name: Path(made.run) / "experience" / name for name in sources}
+    assert {kind for kind, _ in rows_of(stores["simulations"])} <= {0, 3, 4}
+    arm = StoreReader(stores["arm"])
+    assert arm.layout.starts is None
+    assert RESET_ROW not in arm.features
+    assert arm.lengths().sum() == 8
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_a_run_of_a_version_that_recorded_no_rows_goes_on_without_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("robot_rl.train.phases.starts_of", lambda *_: None)
+        with killed_after(14):
+            run(recording(folder, tmp_path))
+    found = resume(folder_of(tmp_path))
+    reader = StoreReader(Path(found.run) / "experience")
+    assert reader.lengths().sum() == 40
+    assert RESET_ROW not in reader.features
 
 
 @pytest.mark.usefixtures("whole_runs")

@@ -64,7 +64,7 @@ def order(reads: Collection[str], env: VectorEnv | None) -> dict[str, Any]:
     if env is None:
         return {"reads": list(reads), "record": None}
     how = recorded_of(env, is_arm=True)
-    layout = Layout(meta=how.pop("meta"), features=how.pop("features"), starts=how.pop("starts"))
+    layout = Layout(meta=how.pop("meta"), features=how.pop("features"))
     return {"reads": list(reads), "record": {"layout": layout.to_json(), **how}}
 
 
