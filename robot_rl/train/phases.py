@@ -27,6 +27,7 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.episode import Feature, observed
 from robot_rl.data.episodes import EpisodesMeta, episodes_meta
+from robot_rl.data.store.layout import is_store
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
@@ -72,6 +73,10 @@ from robot_rl.train.record import (
 from robot_rl.train.recording import Recorder, recorded_of, starts_of
 from robot_rl.train.session import Session, execute, learn
 
+_BEGINS_MIDWAY = (
+    "the run is resumed without a record of its first steps: the later ones are not recorded either. Labels "
+    "go on in labels/"
+)
 DISTIL = "distil"
 """The phase in which a student of the improved policy learns to act in one network call."""
 
@@ -295,9 +300,11 @@ def _acting_envs(method: Method, session: Session) -> Generator[Mapping[str, Vec
 def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[Mapping[str, Recorder]]:
     """Opens the recorders of the run's experience, by the name of the source; `envs`: of the scenes."""
     config, folder = session.config, session.folder / "experience"
-    if session.loop_state(config.method.kind) is None:
+    has_begun = session.loop_state(config.method.kind) is not None
+    if not has_begun:
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
     keeps = config.replay.record and method_of(config).records
+    has_labels = isinstance(config.method, DaggerSettings)
     with ExitStack() as stack:
         recorders = dict[str, Recorder]()
         for name, source in config.acting.items() if keeps else ():
@@ -305,12 +312,15 @@ def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[Map
                 continue
             if config.keeps_pictures_there(name):
                 continue
+            if has_labels and has_begun and not is_store(folder / name):  # of a version that kept none
+                session.display.message(_BEGINS_MIDWAY)
+                continue
             device = None if source.named is None else load_station(source.named).name
-            has_labels = isinstance(config.method, DaggerSettings)
             how = recorded_of(envs[config.scene_of(name)], is_arm=source.is_arm, has_labels=has_labels)
             # Of the env that acts: that of an evaluation has no bank, or another mixture.
             starts = None if source.is_arm else starts_of(config.env_of(name).resets, folder / name)
-            recorder = Recorder(folder / name, **how, starts=starts, device=device, is_exact=True)
+            # Labels are learned from files of their own; a replay is restored from what is recorded.
+            recorder = Recorder(folder / name, **how, starts=starts, device=device, is_exact=not has_labels)
             recorders[name] = stack.enter_context(recorder)
         yield recorders
 

@@ -156,7 +156,7 @@ class LabelledSteps:
         self._count = int(state["count"])
         self._rng.bit_generator.state = state["rng"]
         self._files = {key: open_memmap(self._file(key), mode="r+") for key in self._shapes}
-        if self._record is not None and "record" in state:
+        if self._record is not None and "record" in state:  # one of a version that kept none has no recorders
             self._record.load_state_dict(state["record"])
 
     def _opened(self) -> dict[str, np.memmap[Any, Any]]:

@@ -24,10 +24,12 @@ from robot_rl.policies.checkpoint import load_policy
 from robot_rl.rollout.envs import make_env, make_expert
 from robot_rl.train import phases
 from robot_rl.train.finetune.past import Past
+from robot_rl.train.improve import dagger
+from robot_rl.train.improve.method import method_of
 from robot_rl.train.recorded import DemosConfig, ReplayConfig
 from robot_rl.train.relabel import labels_of, lanes_of, open_recording
-from tests.runs import TINY, folder_of, killed_after, undisturbed
-from tests.train.improve.test_dagger import tiny
+from tests.runs import TINY, folder_of, killed_after, undisturbed, weights
+from tests.train.improve.test_dagger import STATE, tiny
 
 LABEL_GAIN, STEP_M = 1.5, 0.05
 """Of the expert of `reach`: it asks for 1.5 times the way to the goal, in units of the largest step."""
@@ -127,6 +129,39 @@ def test_without_a_record_there_is_none(tmp_path: Path) -> None:
     config: Any = replace(tiny(tmp_path), replay=ReplayConfig(record=False))
     run = Path(phases.run(config).run)
     assert not (run / "experience").exists()
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_a_run_of_a_version_without_a_record_goes_on_without_one(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it recorded now would begin midway, and no seed leads there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(dagger, "LabelRecord", lambda *_: None)
+        patch.setattr(phases, "method_of", lambda config: replace(method_of(config), records=False))
+        with killed_after(25):
+            phases.run(tiny(tmp_path))
+    run = folder_of(tmp_path)
+    capsys.readouterr()
+    with killed_after(2):  # a second life after that is no other
+        phases.resume(run)
+    phases.resume(run)
+    assert not (run / "experience").exists()
+    assert capsys.readouterr().err.count("resumed without a record of its first steps") == 2
+    assert weights(run, "final") == weights(finished, "final")
+
+
+@pytest.mark.usefixtures("whole_runs")
+def test_pictures_are_kept_with_loss_since_the_labels_have_the_exact_ones(tmp_path: Path) -> None:
+    env = {**TINY["env"], "state": STATE, "privileged": True, "cameras": ["front"], "image_size": [16, 16]}
+    run = Path(phases.run(tiny(tmp_path, env=env, method={"kind": "dagger", "env_steps": 9, "batch": 4})).run)
+    exact = np.load(run / "labels" / "front.rgb.npy")
+    assert exact[:9].any(axis=(1, 2, 3)).all()
+    journal = b"".join(path.read_bytes() for path in (run / "experience/journal").glob("*.log"))
+    assert b"\xff\xd8\xff" in journal  # the first bytes of a JPEG
+    assert b"\x89PNG" not in journal
+    (shown, *_) = recorded(run)
+    assert shown.obs["front.rgb"][:].shape == (3, 16, 16, 3)
 
 
 @pytest.mark.usefixtures("whole_runs")
