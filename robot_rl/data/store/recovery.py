@@ -17,6 +17,7 @@ from typing import Any
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_folder
+from robot_rl.data.episode import Starts
 from robot_rl.data.fit import feature_misfit, misfit
 from robot_rl.data.store.finished import (
     forget_finished,
@@ -52,6 +53,8 @@ class Recovered:
     next_segment: int
     next_episode: int
     next_picture: int
+    starts: Starts | None
+    """What the store says of the starts of its episodes."""
 
 
 def recover(folder: Path, layout: Layout) -> Recovered:
@@ -65,10 +68,9 @@ def recover(folder: Path, layout: Layout) -> Recovered:
         sync_folder(folder)
         found = read_layout(folder)
         check_layout(folder, found, layout)
-        if found.starts is None and layout.starts is not None:  # a version that did not keep them made it
-            starts = layout.to_json()["starts"]
-            change_store_json(folder, lambda content: content | {"starts": starts})
+        starts = found.starts  # None of a version that kept none: of which bank its rows are is unknown
     else:
+        starts = layout.starts
         if segment_numbers(folder / "journal"):
             raise DatasetError(
                 f"{folder}: the journal is there, {STORE_JSON} is not. "
@@ -80,8 +82,9 @@ def recover(folder: Path, layout: Layout) -> Recovered:
 
             dataset = Dataset(folder)
             check_layout(folder, Layout(meta=dataset.meta, features=dataset.features), layout)
+            starts = None  # a dataset does not name the bank of its rows
         make_folder(folder / "meta")
-        write_store_json(folder, layout.to_json() | {"lost": []})
+        write_store_json(folder, dataclasses.replace(layout, starts=starts).to_json() | {"lost": []})
     lost = clean_last_write(folder)
     for problem in (*lost, *missing_segments(folder)):  # `repair` notes the latter
         logger.warning("store %s: %s", folder, problem)
@@ -94,6 +97,7 @@ def recover(folder: Path, layout: Layout) -> Recovered:
         next_segment=max(last_finished(folder), *segment_numbers(folder / "journal"), 0) + 1,
         next_episode=max(known, default=-1) + 1,
         next_picture=max(pictures, default=-1) + 1,
+        starts=starts,
     )
 
 

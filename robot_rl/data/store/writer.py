@@ -14,7 +14,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -97,7 +97,8 @@ class StoreWriter:
             picture: jpeg, or png (without loss, 30 times slower).
             quality: of jpeg, 1 to 100.
             segment_bytes: size at which the next file of the journal begins.
-            starts: says what the observation `reset_row` means, if there is one.
+            starts: says what the observation `reset_row` means, if there is one. A store that does not say
+                it of its first episodes says it of none.
 
         Raises:
             DatasetError: another writer has it, or it is of another robot, task, layout or bank of starts.
@@ -116,6 +117,7 @@ class StoreWriter:
             found = recover(self.folder, self.layout)
             self.recovered: tuple[Problem, ...] = found.lost
             """What an earlier crash left unfinished; it was cut off now."""
+            self.layout = replace(self.layout, starts=found.starts)
             self._file = JournalFile(
                 self.folder, self.layout, first=found.next_segment, segment_bytes=segment_bytes
             )
