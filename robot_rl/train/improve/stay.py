@@ -64,8 +64,9 @@ def order(reads: Collection[str], env: VectorEnv | None) -> dict[str, Any]:
     if env is None:
         return {"reads": list(reads), "record": None}
     how = recorded_of(env, is_arm=True)
-    layout = Layout(meta=how.pop("meta"), features=how.pop("features"))
-    return {"reads": list(reads), "record": {"layout": layout.to_json(), **how}}
+    layout = Layout(meta=how["meta"], features=how["features"])
+    record = {"layout": layout.to_json(), "person": how["person"], "joints": how["joints"]}
+    return {"reads": list(reads), "record": record}
 
 
 class Staying:
@@ -107,11 +108,10 @@ def staying(config: RunConfig, job: Path, order: Mapping[str, Any], device: str)
     keep = encoder(method_of(config).make_policy(config, base).eval(), order["reads"], "cpu")
     if order["record"] is None:
         return Staying(keep, None)
-    how = dict(order["record"])
-    layout = Layout.from_json(how.pop("layout"))
-    how |= {"starts": layout.starts, "device": device}
-    recorder = Recorder(kept_folder() / job.name, layout.meta, layout.features, **how)
-    return Staying(keep, recorder)
+    record = order["record"]  # one that an agent kept of an earlier version has keys that mean nothing here
+    layout = Layout.from_json(record["layout"])
+    folder, how = kept_folder() / job.name, {name: record[name] for name in ("person", "joints")}
+    return Staying(keep, Recorder(folder, layout.meta, layout.features, **how, device=device))
 
 
 def bring(

@@ -2,18 +2,25 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import pytest
+from torch import nn
 
 from robot_rl.data.episode import Feature
 from robot_rl.data.replay import ReplayBuffer
+from robot_rl.data.store.layout import Layout
 from robot_rl.data.store.reader import open_source
 from robot_rl.data.transitions import StepBatch
+from robot_rl.rollout.fetch import kept_folder
 from robot_rl.rollout.process import Turn
 from robot_rl.rollout.sources import EpisodeLog
 from robot_rl.rollout.wire import decode_turn, encode_turn
-from robot_rl.train.improve.stay import Staying
+from robot_rl.train.config import RunConfig
+from robot_rl.train.improve import stay
+from robot_rl.train.improve.stay import Staying, staying
 from robot_rl.train.recording import Recorder
 from tests.train.test_recording import META
 
@@ -85,6 +92,23 @@ def test_the_record_has_every_picture_and_what_is_sent_has_none(tmp_path: Path) 
         assert isinstance(arrived, StepBatch)
         assert arrived.obs.keys() == {"features"}
         assert arrived.begins == one.begins
+
+
+def test_an_order_that_an_earlier_version_left_here_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path))
+    monkeypatch.setattr(stay, "load_policy", lambda _: (None, None))
+    method = SimpleNamespace(make_policy=lambda *_: nn.Identity())
+    monkeypatch.setattr(stay, "method_of", lambda _: method)
+    monkeypatch.setattr(stay, "encoder", lambda *_: Encoder())
+    layout = Layout(meta=replace(META, state_names=("x",)), features=FEATURES)
+    how = {"person": False, "joints": 0, "has_bank": False}  # `has_bank`: of that version
+    order = {"reads": ["features"], "record": {"layout": layout.to_json(), **how}}
+    stays = staying(cast(RunConfig, None), tmp_path / "job", order, "an arm")
+    stays(EPISODES[0])
+    stays.close()
+    assert open_source(kept_folder() / "job").read(0).device == "an arm"
 
 
 def test_a_replay_of_what_is_sent_is_that_of_a_learner_who_encodes_itself() -> None:
