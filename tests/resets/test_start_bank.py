@@ -187,17 +187,17 @@ def test_weights_follow_what_is_being_learned(folder: Path, array: Any) -> None:
     assert np.mean(to_numpy(infos["reset_class"]) == 3) == pytest.approx(0.625, abs=0.12)
 
 
-def test_the_success_of_a_class_forgets(folder: Path) -> None:
+@pytest.mark.parametrize("array", ["numpy", "torch"])
+def test_the_success_of_a_class_forgets(folder: Path, array: Any) -> None:
     """Of 4 episodes of `near_goal` that end, 3 are solved: 0.5 + (1 - 0.98^4) (0.75 - 0.5) = 0.51941."""
-    env = env_of(folder, 6, mix={"near_goal": 1.0}, learnability=0.5)
+    env, again = (env_of(folder, 6, mix={"near_goal": 1.0}, learnability=0.5, array=array) for _ in range(2))
     env.reset(seed=0)
-    ended = np.array([True, True, True, True, False, False])
-    env._starts.note(ended, np.array([True, True, True, False, True, True]))
-    assert env._starts._success == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.519408], abs=1e-6)
-    again = env_of(folder, 6, mix={"near_goal": 1.0}, learnability=0.5)
+    ended, solved = (env.xp.asarray(np.array([True] * number + [False] * (6 - number))) for number in (4, 3))
+    env._starts.note(ended, solved)
+    assert to_numpy(env._starts._success) == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.519408], abs=1e-6)
     again.reset(seed=3)
     again.load_state_dict(env.state_dict())
-    np.testing.assert_array_equal(again._starts._success, env._starts._success)
+    np.testing.assert_array_equal(to_numpy(again._starts._success), to_numpy(env._starts._success))
 
 
 def test_the_draws_of_own_starts_do_not_shift(folder: Path) -> None:
