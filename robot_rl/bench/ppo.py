@@ -7,8 +7,8 @@ those of neighbouring rounds. What is not the simulation's is in columns of its 
 
 The peers have ReLU, the cheapest; ours has SiLU in the policy. Stable-Baselines3 gets our env through
 `StableBaselinesEnv`; rsl_rl its tensors, and neither its runner nor its logger is in the way. As its users
-run it, Stable-Baselines3 is measured too: with `make_vec_env` of the task's Gymnasium id, whose simulations
-take turns.
+run it, Stable-Baselines3 is measured too: with `make_vec_env` of our `SingleEnv`, whose simulations take
+turns.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 RSL_RL = "rsl-rl-lib==5.5.1"
 """What was measured; `rsl_rl` is its import name."""
+ALONE = "stable_baselines3_alone"
+"""Stable-Baselines3 with its own vector env in the place of our batch of simulations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +110,10 @@ def run(
     sizes = {len(one) for one in (num_envs, steps, epochs, minibatches)}
     same = "as many as num_envs has, of each of steps, epochs and minibatches"
     require(len(sizes) == 1, "bench ppo: steps", steps, same)
-    makers: dict[str, Callable[[Work, SimVectorEnv], Callable[[], int]]] = {
+    makers: dict[str, Callable[[Work, Any], Callable[[], int]]] = {
         "robot_rl": ours,
         "stable_baselines3": of_stable_baselines3,
-        "stable_baselines3_alone": of_stable_baselines3_alone,
+        ALONE: _of_vec_env,
         **({"rsl_rl": of_rsl_rl} if rsl_rl else {}),
     }
     rows: list[dict[str, Any]] = []
@@ -143,8 +145,12 @@ def _measured(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the rows and the ratios of one kind of work."""
     config = EnvConfig(task=work.task, num_threads=threads)
+
+    def opened(name: str) -> Any:
+        return turn_by_turn(work) if name == ALONE else TimedEnv(config, work.num_envs)
+
     with contextlib.ExitStack() as stack:
-        envs = {name: stack.enter_context(closing(TimedEnv(config, work.num_envs))) for name in makers}
+        envs = {name: stack.enter_context(closing(opened(name))) for name in makers}
         clocks = {name: _Clock(make(work, envs[name]), envs[name]) for name, make in makers.items()}
         rates = alternate({name: clock.turn for name, clock in clocks.items()}, seconds, rounds)
     batch = work.cost // work.minibatches
@@ -174,20 +180,23 @@ def _row(rates: list[Rate], clock: _Clock) -> dict[str, Any]:
 class _Clock:
     """Counts control steps, the seconds that they take, and the env's share."""
 
-    def __init__(self, iterate: Callable[[], int], env: TimedEnv) -> None:
-        self._iterate, self._env = iterate, env
+    def __init__(self, iterate: Callable[[], int], env: Any) -> None:
+        """Counts nothing yet; `env`: one that is no `TimedEnv` has no share of its own."""
+        self._iterate, self._env = iterate, env if isinstance(env, TimedEnv) else None
         self._turns = self._count = 0
         self._spent_s = self._simulated_s = 0.0
 
     def turn(self) -> int:
         """Takes an iteration; the first one is not counted."""
-        began, self._env.spent_s = time.perf_counter(), 0.0
+        if self._env is not None:
+            self._env.spent_s = 0.0
+        began = time.perf_counter()
         count = self._iterate()
         self._turns += 1
         if self._turns > 1:
             self._count += count
             self._spent_s += time.perf_counter() - began
-            self._simulated_s += self._env.spent_s
+            self._simulated_s += 0.0 if self._env is None else self._env.spent_s
         return count
 
     @property
@@ -232,21 +241,21 @@ def of_stable_baselines3(work: Work, env: SimVectorEnv) -> Callable[[], int]:
     """
     _imported("stable_baselines3", "stable-baselines3")
     adapter: Any = importlib.import_module("robot_rl.sim.stable_baselines")
-    return _stable_baselines3(work, adapter.StableBaselinesEnv(env))
+    return _of_vec_env(work, adapter.StableBaselinesEnv(env))
 
 
-def of_stable_baselines3_alone(work: Work, env: SimVectorEnv) -> Callable[[], int]:
-    """Returns the same with simulations that Stable-Baselines3 makes and steps; `env` is left alone.
+def turn_by_turn(work: Work) -> Any:
+    """Returns simulations that Stable-Baselines3 makes and steps, one after another; the caller closes them.
 
     Raises:
         RobotRLError: it is not installed.
     """
     _imported("stable_baselines3", "stable-baselines3")
     tools: Any = importlib.import_module("stable_baselines3.common.env_util")
-    return _stable_baselines3(work, tools.make_vec_env(lambda: SingleEnv(task=work.task), work.num_envs))
+    return tools.make_vec_env(lambda: SingleEnv(task=work.task), work.num_envs)
 
 
-def _stable_baselines3(work: Work, envs: Any) -> Callable[[], int]:
+def _of_vec_env(work: Work, envs: Any) -> Callable[[], int]:
     peer: Any = importlib.import_module("stable_baselines3")
     vectors: Any = importlib.import_module("stable_baselines3.common.vec_env")
     scaled = vectors.VecNormalize(envs, norm_reward=False)
