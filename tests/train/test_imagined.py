@@ -239,7 +239,7 @@ def test_an_arm_is_asked_for_and_given_up_at_the_end_of_a_turn(
         with store.hold(arm.spec, holder="rival", priority=1, wait_s=60.0, preempt_s=60.0):
             had.append("rival")
 
-    monkeypatch.setattr(imagined.RealSource, "_device", lambda source, wanted: arm)
+    monkeypatch.setattr(imagined.RealSource, "_device", lambda source, wanted, *, is_probe: arm)
     monkeypatch.setattr(imagined.RealSource, "_play", playing)
     another = store.acquire(arm.spec, holder="another", ttl_s=600.0, preemptible=True)
     first, rival = Thread(target=lets_go_when_asked, args=[another]), Thread(target=has_a_turn)
