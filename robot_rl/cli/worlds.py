@@ -350,7 +350,6 @@ def _imagine(words: list[str]) -> Outcome:
         how: dict[str, Any] = {"seeds": seeds, "n_exec": meta.n_exec, "settings": settings, "watch": watch}
         both = judge_in_both(world, real, policy, **how)
     report = replace(world.report, imagined_success=both.imagined.rate, real_success=both.real.rate)
-    world.save_report(folder, judged(world, report))
     success = {"imagined": both.imagined.rate, "real": both.real.rate}
     keep_policy(folder, options.policy, version=report.version, episodes=options.episodes, **success)
     films = [] if film is None else _write_films(folder, film, world.meta.control_hz)
@@ -360,6 +359,7 @@ def _imagine(words: list[str]) -> Outcome:
     print(
         f"bias {both.imagined.rate - both.real.rate:+.1%}; the gate would cut {both.cut:.0%} of the episodes"
     )
+    world.save_report(folder, judged(world, report))
     facts = {
         "imagined": both.imagined.to_json(),
         "real": both.real.to_json(),

@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,28 @@ class ProcessLock:
         if self._fd >= 0:
             os.close(self._fd)  # the lock goes with the last descriptor of it
             self._fd = -1
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait_s: float) -> Generator[None]:
+    """Holds a lock while a file that others change, too, is read and written; waits its turn.
+
+    Raises:
+        HeldError: another process still has it after `wait_s`.
+        OSError: the file cannot be made or opened.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            lock = ProcessLock(path)
+            break
+        except HeldError:
+            if time.monotonic() >= until_s:
+                raise
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def is_held(path: Path) -> bool:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from robot_rl.config.build import build
 from robot_rl.core.errors import CheckpointError, DeviceError, RobotRLError
 from robot_rl.core.files import at_home, read_json
+from robot_rl.core.lock import HeldError, locked
 from robot_rl.core.machine import usable_cores
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
@@ -25,6 +28,7 @@ from robot_rl.sim.config import EnvConfig
 CAPS = frozenset({"set_state", "fork", "batch"})
 _ENTERED = Entered("worlds.json", "folders")
 HEAD = "world.json"
+_LOCK, _CHANGES_S = ".lock", 30.0
 REMEDY = "Fit a new one: robot-rl worlds fit data=<dataset> out=<folder>."
 
 
@@ -112,6 +116,22 @@ def head_of(folder: Path) -> dict[str, Any]:
     if not (folder / HEAD).is_file():
         raise CheckpointError(f"{folder}: no world model ({HEAD}) is there. {REMEDY}")
     return read_json(folder / HEAD, CheckpointError, REMEDY)
+
+
+@contextmanager
+def changing(folder: Path) -> Generator[None]:
+    """Lets one process at a time change the files of a model.
+
+    Raises:
+        CheckpointError: another process still changes them after half a minute.
+    """
+    try:
+        with locked(folder / _LOCK, wait_s=_CHANGES_S):
+            yield
+    except HeldError as error:
+        raise CheckpointError(
+            f"{folder}: {error} changes the world model. Try again, or end that process."
+        ) from error
 
 
 def enter(folder: str | Path) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from robot_rl.config.build import build, plain
 from robot_rl.core.errors import CheckpointError, ConfigError
-from robot_rl.core.files import at_home, read_json, temporary_of, write_json
+from robot_rl.core.files import at_home, temporary_of, write_json
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.calibration import Calibration
@@ -27,7 +27,7 @@ from robot_rl.worlds.diffusion import Learned, untrained
 from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.history import History
 from robot_rl.worlds.images.model import Images
-from robot_rl.worlds.inventory import HEAD, REMEDY, check_same, env_of, head_of
+from robot_rl.worlds.inventory import HEAD, REMEDY, changing, check_same, env_of, head_of
 from robot_rl.worlds.outcome import ClassifierOutcome, Outcome, PredicateOutcome, state_of
 from robot_rl.worlds.served import Served
 from robot_rl.worlds.trust import TrustReport
@@ -65,6 +65,10 @@ class World:
     def save(self, folder: Path) -> None:
         """Writes the folder, or replaces what is in it; world.json comes last."""
         folder.mkdir(parents=True, exist_ok=True)
+        with changing(folder):
+            self._replace(folder)
+
+    def _replace(self, folder: Path) -> None:
         _replace_tensors(folder / "model.safetensors", _on_cpu(self.model.state_dict()))
         if judged := _on_cpu(state_of(self.outcome)):
             _replace_tensors(folder / "outcome.safetensors", judged)
@@ -86,10 +90,20 @@ class World:
         write_json(folder / HEAD, head, is_checked=True)
 
     def save_report(self, folder: Path, report: TrustReport) -> None:
-        """Replaces the trust report alone."""
+        """Replaces the trust report alone.
+
+        Raises:
+            CheckpointError: the folder has another version of the model by now, of which it says nothing.
+        """
+        with changing(folder):
+            head = head_of(folder)
+            if (version := head["report"]["version"]) != report.version:
+                raise CheckpointError(
+                    f"{folder}: has version {version} of the model by now; the report is of version "
+                    f"{report.version}, and is not kept. Give the same command for the new version."
+                )
+            write_json(folder / HEAD, {**head, "report": asdict(report)}, is_checked=True)
         self.report = report
-        head = read_json(folder / HEAD, CheckpointError, REMEDY)
-        write_json(folder / HEAD, {**head, "report": asdict(report)}, is_checked=True)
 
 
 def load_world(folder: str | Path, *, device: str = "cpu") -> World:

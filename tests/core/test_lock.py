@@ -6,10 +6,11 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from robot_rl.core.lock import NOTE_BYTES, HeldError, ProcessLock, is_held
+from robot_rl.core.lock import NOTE_BYTES, HeldError, ProcessLock, is_held, locked
 
 HOLD = """
 import sys
@@ -42,6 +43,27 @@ def test_what_the_caller_wrote_behind_the_note_stays(tmp_path: Path) -> None:
     lock = ProcessLock(path)
     assert os.pread(lock.fileno(), 8, 4096) == b"token 12"
     lock.release()
+
+
+def test_a_change_waits_for_its_turn_as_long_as_it_may(tmp_path: Path) -> None:
+    path, done = tmp_path / "lock", list[str]()
+    first = ProcessLock(path)
+    with pytest.raises(HeldError, match=f"process {os.getpid()}"), locked(path, wait_s=0.0):
+        pass
+
+    def change() -> None:
+        with locked(path, wait_s=60.0):
+            done.append("second")
+
+    second = Thread(target=change)
+    second.start()
+    done.append("first")
+    first.release()
+    second.join()
+    assert done == ["first", "second"]
+    with pytest.raises(KeyError), locked(path, wait_s=0.0):
+        raise KeyError
+    assert not is_held(path)
 
 
 def test_a_killed_holder_lets_go_and_a_stopped_one_does_not(tmp_path: Path) -> None:

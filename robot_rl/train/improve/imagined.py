@@ -219,7 +219,6 @@ class CoEvolution:
             fit.model, outcome, self.history, env=self.real.env, horizon=self.real.horizon, **how
         )
         self.fit = None
-        self._judge(self.world.report)
         self.world.save(self.folder)
         enter(self.folder)
         report = self.world.report
