@@ -95,13 +95,14 @@ def name_of(folder: Path) -> str:
     return f"world-{word}-{zlib.crc32(str(folder).encode()) & 0xFFFF:04x}"
 
 
-def refusal_of(folder: Path) -> str:
+def refusal_of(folder: str | Path) -> str:
     """Returns why the scheduler gives no lease of the model now; empty if it does."""
-    report = head_of(folder)["report"]
+    path = Path(at_home(str(folder))).resolve()
+    report = head_of(path)["report"]
     if not report["reasons"]:
         return ""
     return (
-        f"device {name_of(folder)}: quarantined, its version {report['version']} is not believed: "
+        f"device {name_of(path)}: quarantined, its version {report['version']} is not believed: "
         f"{'; '.join(report['reasons'])}. Collect real episodes of the present policy and fit it again: "
         "robot-rl worlds fit."
     )

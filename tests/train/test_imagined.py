@@ -131,26 +131,47 @@ def test_where_the_model_is_never_believed_nothing_is_imagined(tmp_path: Path) -
     assert summary.final_success == summary.base_success
 
 
+@pytest.mark.parametrize("turn", ["rollout", "last rollout", "probe"])
 def test_a_model_that_somebody_else_finds_wanting_is_refitted_with_more_episodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: str
 ) -> None:
-    rollout = imagined.CoEvolution.imagined_rollout
-    audited = list[int]()
-
-    def then_audited(conductor: imagined.CoEvolution) -> None:
-        rollout(conductor)
-        if conductor.world is not None and not audited:
-            audited.append(conductor.version)
-            load_world(conductor.folder).save_report(
-                conductor.folder, replace(conductor.world.report, reasons=("it was wrong",))
-            )
-
-    monkeypatch.setattr(imagined.CoEvolution, "imagined_rollout", then_audited)
-    phases.run(run_of(tmp_path, probes=1))
+    audits_after(monkeypatch, turn)
+    phases.run(run_of(tmp_path, probes=2 if turn != "rollout" else 1))
     folder = folder_of(tmp_path)
     assert column(folder, "world/version") == [1.0, 2.0]
-    assert column(folder, "world/episodes") == [60.0, 70.0]  # no probe was played between
+    # 5 of a probe that was played between, with which trust did not come back.
+    assert column(folder, "world/episodes") == [60.0, 70.0 if turn == "rollout" else 75.0]
+    assert column(folder, "probe/trusted") == ([1.0] if turn == "rollout" else [0.0, 1.0])
     assert load_world(folder / "world").report.is_trusted
+
+
+def test_a_lapse_after_the_last_real_step_books_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = list[str]()
+    monkeypatch.setattr(imagined.CoEvolution, "say", lambda conductor, line: lines.append(line))
+    audits_after(monkeypatch, "rollout")
+    phases.run(run_of(tmp_path, real_steps=1))
+    assert "it was wrong" in lines[-1]
+    assert lines[-1].endswith("The real steps are spent: the run ends")
+
+
+def audits_after(monkeypatch: pytest.MonkeyPatch, turn: str) -> None:
+    """Has another find the first model wanting after the first or last rollout, or during the probe."""
+    in_probe, stage, audited = turn == "probe", "imagine" if turn == "rollout" else "probe", list[int]()
+    owner, name = (
+        (imagined.Experience, "_imagined_success") if in_probe else (imagined.CoEvolution, "imagined_rollout")
+    )
+    before = getattr(owner, name)
+
+    def then_audited(it: Any, *how: Any) -> Any:
+        found = before(it, *how)
+        conductor = it._conductor if in_probe else it
+        if conductor.stage == stage and not audited:
+            audited.append(conductor.version)
+            world = load_world(conductor.folder)
+            world.save_report(conductor.folder, replace(world.report, reasons=("it was wrong",)))
+        return found
+
+    monkeypatch.setattr(owner, name, then_audited)
 
 
 def test_trust_lapses_at_a_probe_and_returns_after_a_refit(tmp_path: Path) -> None:

@@ -65,6 +65,14 @@ def test_a_report_of_one_version_is_not_put_on_another(world: World, folder: Pat
     assert audited.report.reasons == ()
 
 
+def test_a_refusal_names_the_device_that_is_listed(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.save_report(folder, replace(world.report, reasons=("it was wrong",)))
+    monkeypatch.chdir(folder.parent)
+    assert inventory.refusal_of("model").startswith(f"device {world_spec(folder).name}: quarantined")
+
+
 def test_one_process_at_a_time_changes_a_model(
     world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,7 +163,9 @@ class CoEvolution:
         is_long = int((part.last - part.first).max()) >= stride  # else nothing can be a surprise
         shift = shift_of(self.world, part) if is_long else None
         report = replace(self.world.report, imagined_success=shown, real_success=real, shift=shift)
-        self._judge(judged(self.world, report))
+        report, refused = judged(self.world, report), refusal_of(self.folder)
+        if not refused:  # else another lost trust in it since: a probe that finds nothing does not restore it
+            self.world.save_report(self.folder, report)
         self.session.write(
             self.session.config.method.kind,
             {
@@ -171,17 +173,20 @@ class CoEvolution:
                 "probe/imagined": shown,
                 "probe/bias": shown - real,
                 "probe/shift": report.shift or 0.0,
-                "probe/trusted": float(not self.world.report.reasons),
+                "probe/trusted": float(not refused and self.world.report.is_trusted),
                 "probe/real_steps": float(self.history.steps),
             },
         )
         self.flawless = self.flawless + 1 if real == 1.0 else 0
         is_last = self.history.steps >= self.config.real_steps or self.probes >= self.config.probes
         is_last |= 0 < self.config.enough <= self.flawless
-        self.stage = "done" if is_last else "imagine" if self.world.report.is_trusted else "collect"
         self.rollouts = 0
-        if self.stage == "collect":
-            self.say(f"trust lapsed: {'; '.join(self.world.report.reasons)}. Real episodes are booked")
+        if is_last:
+            self.stage = "done"
+        elif refused or not self.world.report.is_trusted:
+            self.lapse(refused or f"{'; '.join(self.world.report.reasons)}.")
+        else:
+            self.stage = "imagine"
 
     def _keep(self, codes: Array) -> None:
         """Keeps codes (N, C, h, w) in the place of pictures, but for the episodes that judge the model."""
@@ -195,9 +200,14 @@ class CoEvolution:
             self.stage = "probe"
 
     def lapse(self, why: str) -> None:
-        """Ends imagination in a model in which somebody else lost trust, as by `robot-rl worlds audit`."""
-        self.stage = "done" if self.history.steps >= self.config.real_steps else "collect"
-        self.say(f"trust lapsed: {why} Real episodes are booked")
+        """Ends imagination in a model that lost trust, by a probe or by another's `robot-rl worlds audit`.
+
+        Args: why: sentences.
+        """
+        is_spent = self.history.steps >= self.config.real_steps
+        self.stage = "done" if is_spent else "collect"
+        then = "The real steps are spent: the run ends" if is_spent else "Real episodes are booked"
+        self.say(f"trust lapsed: {why} {then}")
 
     def fitted(self) -> None:
         """Audits the model, once all its updates are taken."""
@@ -254,12 +264,6 @@ class CoEvolution:
             before=self.world,
             codes=self.codes,
         )
-
-    def _judge(self, report: Any) -> None:
-        assert self.world is not None
-        self.world.report = report
-        if (self.folder / "world.json").is_file():
-            self.world.save_report(self.folder, report)
 
     def say(self, line: str) -> None:
         """Shows a line in the run's display."""
