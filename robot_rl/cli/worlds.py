@@ -350,8 +350,9 @@ def _imagine(words: list[str]) -> Outcome:
         how: dict[str, Any] = {"seeds": seeds, "n_exec": meta.n_exec, "settings": settings, "watch": watch}
         both = judge_in_both(world, real, policy, **how)
     report = replace(world.report, imagined_success=both.imagined.rate, real_success=both.real.rate)
-    success = {"imagined": both.imagined.rate, "real": both.real.rate}
-    keep_policy(folder, options.policy, version=report.version, episodes=options.episodes, **success)
+    success: dict[str, Any] = {"imagined": both.imagined.rate, "real": both.real.rate}
+    how = {"settings": asdict(settings), "seed": options.seed, "episodes": options.episodes}
+    keep_policy(folder, options.policy, version=report.version, **how, **success)
     films = [] if film is None else _write_films(folder, film, world.meta.control_hz)
     for name, found in (("imagined", both.imagined), ("real", both.real)):
         low, high = found.interval
@@ -413,7 +414,7 @@ def _write_films(folder: Path, film: Any, hz: float) -> list[str]:
 
 def _report(words: list[str]) -> Outcome:
     _, folder, world = _shown(words)
-    from robot_rl.worlds.agreement import numbers_of, policies_of
+    from robot_rl.worlds.agreement import alike, numbers_of, policies_of
     from robot_rl.worlds.calibration import played_by_depth
     from robot_rl.worlds.history import AUDIT, Windows
     from robot_rl.worlds.plots import draw_agreement, draw_calibration
@@ -423,13 +424,16 @@ def _report(words: list[str]) -> Outcome:
     path = folder / "calibration.png"
     draw_calibration(path, str(folder), world.report.depths, world.calibration, played)
     print(path)
-    rows = policies_of(folder)
-    numbers = numbers_of(rows, world.report.version)
+    kept, version = policies_of(folder), world.report.version
+    rows = alike(kept, version)
+    numbers = numbers_of(rows)
     if rows:
-        path = folder / "agreement.png"
-        draw_agreement(path, f"{folder}: {len(rows)} policies in both worlds", rows, numbers)
-        shown = ", ".join(f"{name} {value:.2f}" for name, value in numbers.items())
-        print(f"{path}: of this version {shown or 'none, judge policies by `robot-rl worlds imagine`'}")
+        path, shown = folder / "agreement.png", ", ".join(f"{name} {x:.2f}" for name, x in numbers.items())
+        title = f"{folder}: {len(rows)} policies in both worlds"
+        draw_agreement(path, title, [{**row, "kind": f"version {version}"} for row in rows], numbers)
+        print(f"{path}: {len(rows)} policies, {shown}")
+    if others := len(kept) - len(rows):
+        print(f"left out: {others} judged in another version, or with other settings, seed or episodes")
     return 0, {**_print(folder, world), "agreement": numbers, "policies": rows}
 
 

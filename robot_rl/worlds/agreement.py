@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +11,57 @@ import numpy as np
 from robot_rl.core.errors import CheckpointError
 from robot_rl.core.files import read_json, write_json
 from robot_rl.worlds.audit import agreement
+from robot_rl.worlds.inventory import changing
 
 _FILE = "agreement.json"
+_KEY = ("policy", "version", "settings", "seed", "episodes")
+_ALIKE = ("version", "settings", "seed", "episodes")
+"""What rows have in common whose successes can be compared."""
+Row = dict[str, Any]
 
 
 def keep_policy(
-    folder: Path, policy: str, *, version: int, imagined: float, real: float, episodes: int
+    folder: Path,
+    policy: str,
+    *,
+    version: int,
+    settings: Mapping[str, Any],
+    seed: int,
+    episodes: int,
+    imagined: float,
+    real: float,
 ) -> None:
-    """Adds a policy's success in both worlds; it replaces what was kept of that policy and version.
+    """Adds a policy's success in both worlds; it replaces what was kept of these settings, seed and episodes.
 
     Args:
         folder: of the model.
         policy: its folder.
         version: of the model.
+        settings: of the imagined episodes, all of them.
+        seed: of the starts.
+        episodes: behind each success.
         imagined: success in the model.
         real: success in the env that it imitates.
-        episodes: behind each.
+
+    Raises:
+        CheckpointError: the file is damaged, or another process still changes it after half a minute.
     """
-    row = {"policy": str(Path(policy).resolve()), "kind": f"version {version}"}
-    rows = [one for one in policies_of(folder) if {name: one[name] for name in row} != row]
-    rows.append({**row, "imagined": imagined, "real": real, "episodes": episodes})
-    write_json(folder / _FILE, {"policies": rows}, is_checked=True)
+    row: Row = {
+        "policy": str(Path(policy).resolve()),
+        "version": version,
+        "settings": dict(settings),
+        "seed": seed,
+        "episodes": episodes,
+        "imagined": imagined,
+        "real": real,
+    }
+    with changing(folder):
+        rows = [one for one in policies_of(folder) if any(one[name] != row[name] for name in _KEY)]
+        write_json(folder / _FILE, {"policies": [*rows, row]}, is_checked=True)
 
 
-def policies_of(folder: Path) -> list[dict[str, Any]]:
-    """Returns `policy`, `kind` (the version of the model), `imagined`, `real` and `episodes` of each.
+def policies_of(folder: Path) -> list[Row]:
+    """Returns the rows that `keep_policy` kept, the newest last.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -42,13 +69,19 @@ def policies_of(folder: Path) -> list[dict[str, Any]]:
     path = folder / _FILE
     if not path.is_file():
         return []
-    return read_json(path, CheckpointError, f"Remove {path}: the policies can be judged again.")["policies"]
+    rows = read_json(path, CheckpointError, f"Remove {path}: the policies can be judged again.")["policies"]
+    return [row for row in rows if "settings" in row]  # older rows do not tell how they were judged
 
 
-def numbers_of(rows: list[dict[str, Any]], version: int) -> dict[str, float]:
-    """Returns the agreement over the policies that a version was judged by; one has a bias alone."""
-    mine = [row for row in rows if row["kind"] == f"version {version}"]
-    if not mine:
+def alike(rows: list[Row], version: int) -> list[Row]:
+    """Returns the rows of a version, of the settings, seed and episodes of the newest of them."""
+    mine = [row for row in rows if row["version"] == version]
+    return [row for row in mine if all(row[name] == mine[-1][name] for name in _ALIKE)]
+
+
+def numbers_of(rows: list[Row]) -> dict[str, float]:
+    """Returns the agreement over policies that were judged alike; one has a bias alone."""
+    if not rows:
         return {}
-    found = agreement(np.array([row["imagined"] for row in mine]), np.array([row["real"] for row in mine]))
-    return found if len(mine) > 1 else {"bias": found["bias"]}
+    found = agreement(np.array([row["imagined"] for row in rows]), np.array([row["real"] for row in rows]))
+    return found if len(rows) > 1 else {"bias": found["bias"]}
