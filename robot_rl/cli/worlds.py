@@ -195,16 +195,23 @@ def _fit(words: list[str]) -> Outcome:
 def _curve(
     history: History, real: RealEnv, options: FitCommand, out: Path, display: ProgressDisplay
 ) -> Needed:
-    """Draws the error against the number of episodes; returns how many `curve_error` needs."""
-    from robot_rl.worlds.curve import curve_counts, episodes_needed, learning_curve
+    """Draws the error against the number of episodes; returns how many `curve_error` needs.
+
+    An unfinished fit keeps its curve: the same command does not measure it again.
+    """
+    from robot_rl.worlds.curve import curve_counts, episodes_needed, keep_curve, kept_curve, learning_curve
     from robot_rl.worlds.plots import draw_curve
 
-    with display.phase("curve", len(curve_counts(history)), unit="models") as progress:
-        rows = learning_curve(history, real, options, seed=options.seed, shown=progress.update)
+    path, counts = out / "curve.json", curve_counts(history, options)
+    rows = kept_curve(path, counts) if (out / _SETTINGS).is_file() else None
+    if rows is None:
+        how: dict[str, Any] = {"seed": options.seed, "device": options.device}
+        with display.phase("curve", len(counts), unit="models") as progress:
+            rows = learning_curve(history, real, options, shown=progress.update, **how)
     needed = episodes_needed(rows, options.curve_error)
     out.mkdir(parents=True, exist_ok=True)
     draw_curve(out / "curve.png", real.meta.task, rows, needed.error)
-    write_json(out / "curve.json", {"rows": rows, "needed": asdict(needed)})
+    keep_curve(path, rows, needed)
     display.message(f"{out / 'curve.png'}: {needed.words()}")
     return needed
 
@@ -267,18 +274,30 @@ def _learned(
 
 
 def _refuse_other_settings(out: Path, options: FitCommand) -> None:
-    """Refuses to go on with a fit of other settings."""
+    """Refuses to go on with a fit of other settings; a setting that an earlier version lacked is no other."""
     from robot_rl.config import plain
 
     path, settings = out / _SETTINGS, plain(options)
+    del settings["curve_error"]  # it changes no model
     if path.is_file():
-        before = read_json(path, DatasetError, f"Remove {out}.")
-        differs = sorted(name for name in settings if settings[name] != before.get(name))
+        differs = _differing(settings, read_json(path, DatasetError, f"Remove {out}."))
         if differs:
             raise DatasetError(
                 f"out: {str(out)!r} has an unfinished fit with other settings ({', '.join(differs)}). "
                 "Give the same command to go on with it, or remove the folder."
             )
+
+
+def _differing(settings: Mapping[str, Any], before: Mapping[str, Any], at: str = "") -> list[str]:
+    """Returns the names, in both, whose values differ; of nested settings `outer.inner`."""
+    names = list[str]()
+    for name in sorted(settings.keys() & before.keys()):
+        now, then = settings[name], before[name]
+        if isinstance(now, dict) and isinstance(then, dict):
+            names += _differing(now, then, f"{at}{name}.")
+        elif now != then:
+            names.append(at + name)
+    return names
 
 
 def _keep_settings(out: Path, options: FitCommand) -> None:

@@ -212,10 +212,12 @@ class WorldSettings:
     """Who sees success: the task's own predicate, or classifiers of recorded states; the first that fits, if
     null."""
     outcome_vote: float = 0.6
-    """Share of the classifiers that must see success in a state."""
+    """Share of the classifiers that must see success in a state; of no effect where the predicate fits."""
 
     def __post_init__(self) -> None:
         require(0 < self.outcome_vote <= 1, "outcome_vote", self.outcome_vote, "above 0, up to 1")
+        is_used = self.outcome != "predicate" or self.outcome_vote == WorldSettings.outcome_vote
+        require(is_used, "outcome_vote", self.outcome_vote, "left out with outcome=predicate: it has no vote")
 
 
 @dataclass(frozen=True, kw_only=True)

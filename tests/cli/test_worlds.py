@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from robot_rl.cli.main import main
+from robot_rl.core.errors import DatasetError
+from robot_rl.worlds import build, curve
 from robot_rl.worlds.curve import Needed
 
 Run = Callable[..., dict[str, Any]]
@@ -134,6 +136,10 @@ def test_a_model_of_pictures_from_recorded_episodes_to_a_policy_that_sees(robot_
         (("train",), "worlds: no sub-command 'train'"),
         (("audit", "world=nowhere"), "no world model (world.json) is there"),
         (("fit", "data=nowhere", "out=x", "model.members=1"), "one has no disagreement"),
+        (
+            ("fit", "data=nowhere", "out=x", "outcome=predicate", "outcome_vote=0.8"),
+            "outcome_vote: got 0.8, allowed: left out with outcome=predicate",
+        ),
         (("imagine", "world=nowhere", "policy=x", "episodes=0"), "episodes: got 0"),
         (("fit", "data=nowhere", "out=x", "images.members=1"), "images.members: got 1"),
         (
@@ -175,3 +181,33 @@ def test_a_curve_of_too_few_episodes_says_how_many_an_error_needs(
     assert [row["episodes"] for row in found["rows"]] == [2, 3, 6]
     assert Needed(**found["needed"]).words() in said
     assert Path("point/curve.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+def test_a_fit_that_was_killed_goes_on_behind_its_curve(
+    robot_rl: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot_rl("collect", "task=reach", "episodes=250", "bias_m=0.01", "out=demos")
+    fit, learned = ("worlds", "fit", "data=demos", "out=point", *TINY, "curve=true"), curve.learning_curve
+    curves = list[int]()
+
+    def counted(*how: Any, **more: Any) -> list[dict[str, float]]:
+        curves.append(1)
+        return learned(*how, **more)
+
+    def killed(*how: Any, **more: Any) -> None:
+        raise DatasetError("killed")
+
+    monkeypatch.setattr(curve, "learning_curve", counted)
+    with monkeypatch.context() as during:
+        during.setattr(build, "fitted", killed)
+        assert main(list(fit)) == 2
+    before = json.loads(Path("point/fit.json").read_text())
+    for name in ("outcome_vote", "curve_error", "checksum"):  # as an earlier version kept them
+        before.pop(name)
+    before["model"].pop("kind")
+    Path("point/fit.json").write_text(json.dumps(before))
+    assert main([*fit, "fit.updates=41", "model.width=17"]) == 2
+    assert "other settings (fit.updates, model.width)" in capsys.readouterr().err
+    found = robot_rl(*fit, "curve_error=0.25")
+    assert (len(curves), found["needed"]["error"]) == (1, 0.25)
