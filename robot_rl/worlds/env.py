@@ -37,6 +37,7 @@ from robot_rl.worlds.history import Array, Window, window_at
 from robot_rl.worlds.images.easel import Easel
 from robot_rl.worlds.saved import World, load_world
 from robot_rl.worlds.starts import Starts
+from robot_rl.worlds.trust import samples_blind
 
 _BLOCK = 32
 """Rows that a model sees at once are a multiple: a row is then the same alone and among others."""
@@ -114,7 +115,7 @@ class WorldEnv(VectorEnv):
 
         Raises:
             CheckpointError: no world model is there.
-            ConfigError: a setting that does not exist, or a gate that was not calibrated.
+            ConfigError: a setting that does not exist, or a gate that was not calibrated, or that is blind.
         """
         self.world = load_world(world) if isinstance(world, str | Path) else world
         self.config = settings if isinstance(settings, ImaginedConfig) else ImaginedConfig.of(settings or {})
@@ -128,7 +129,10 @@ class WorldEnv(VectorEnv):
             f"0 to {members - 1}, or null",
         )
         require(num_envs >= 1, "num_envs", num_envs, "1 or more")
-        self._gate_limit(np.ones(1))
+        if self.config.gate == "samples":
+            why = samples_blind(self.world.report, self.world.calibration, self.world.limits)
+            allowed = f"disagreement: {why}. Or fit a model whose noise tells its errors"
+            require(not why, "env.settings.gate", "samples", allowed)
         self.num_envs, self.task, self.robot = num_envs, meta.task, meta.robot
         self.instruction, self.control_hz = meta.instruction, meta.control_hz
         self.state_names, self.action_names = meta.state_names, meta.action_names

@@ -14,6 +14,9 @@ from robot_rl.worlds.calibration import LEVELS, Calibration, Played
 from robot_rl.worlds.config import TrustConfig
 from robot_rl.worlds.history import Array
 
+_JUDGED = 8
+"""Strides: at larger depths nothing speaks against a model."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrustReport:
@@ -87,7 +90,7 @@ def reasons_against(report: TrustReport, limits: TrustConfig) -> tuple[str, ...]
         found.append("no depth was measured: the held-out episodes are too few")
     for row in report.depths:
         depth = int(row["depth"])
-        if depth > 8:
+        if depth > _JUDGED:
             continue
         for level in LEVELS:
             held = row.get(f"coverage_{level:.0%}")
@@ -126,6 +129,23 @@ def reasons_against(report: TrustReport, limits: TrustConfig) -> tuple[str, ...]
             f"about those it was judged by, allowed {limits.max_shift:g} times"
         )
     return tuple(found)
+
+
+def samples_blind(report: TrustReport, calibration: Calibration, limits: TrustConfig) -> str:
+    """Returns why a gate by two samples of a member would be blind; empty if it is not.
+
+    Raises:
+        ConfigError: samples were not measured.
+    """
+    if calibration.limit(np.ones(1), "samples")[0] <= 0:
+        return "its members state no noise, so two samples of one are never apart"
+    for row in report.depths:
+        if row["depth"] <= _JUDGED and row["rank_samples"] < limits.min_rank:
+            return (
+                f"at depth {int(row['depth'])} the distance of two samples does not rank errors: correlation "
+                f"{row['rank_samples']:.2f}, need {limits.min_rank:g}"
+            )
+    return ""
 
 
 def spearman(a: Array, b: Array) -> float:

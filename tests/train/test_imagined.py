@@ -145,6 +145,15 @@ def test_a_model_that_somebody_else_finds_wanting_is_refitted_with_more_episodes
     assert load_world(folder / "world").report.is_trusted
 
 
+def test_where_the_gate_by_samples_is_blind_nothing_is_imagined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imagined, "samples_blind", lambda *how: "its members state no noise")
+    summary = phases.run(run_of(tmp_path, gate="samples", real_steps=1))
+    assert "world" not in summary.control_steps
+    assert column(folder_of(tmp_path), "world/trusted") == [1.0]  # by disagreement it may be
+
+
 def test_a_lapse_after_the_last_real_step_books_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = list[str]()
     monkeypatch.setattr(imagined.CoEvolution, "say", lambda conductor, line: lines.append(line))

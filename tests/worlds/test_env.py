@@ -67,7 +67,8 @@ def test_two_samples_of_a_member_are_a_gate_of_their_own(
 
     monkeypatch.setattr(world.model, "predict", stays)
     sizes = {"depths": np.array([1.0, 2.0]), "gate": np.ones(2)}
-    world.calibration = replace(world.calibration, **sizes, samples=np.array([2.0, 0.0]))
+    world.calibration = replace(world.calibration, **sizes, samples=np.array([2.0, 1e-9]))
+    world.report = replace(world.report, depths=[{"depth": 1.0, "rank_samples": 1.0}])
     start = np.zeros((40, 4), np.float32)
     start[:, 2] = 9.0  # the goal is far
     env = WorldEnv(world, 40, autoreset="disabled", settings={"gate": "samples", "strides": 2})
@@ -81,13 +82,14 @@ def test_two_samples_of_a_member_are_a_gate_of_their_own(
     assert 3 < done.truncated.sum() < 37
     assert not done.terminated.any()
     done = env.step_chunk(np.zeros((40, 4, 2), np.float32), 4, ~done.truncated)
-    assert done.infos["cut"][done.valid.any(axis=1)].all()  # the limit of the second stride is 0
+    assert done.infos["cut"][done.valid.any(axis=1)].all()  # the limit of the second stride is nothing
     members = WorldEnv(world, 40, autoreset="disabled", settings={"strides": 2})
     members.reset(seed=0, options={"observed": start})
     assert not members.step_chunk(np.zeros((40, 4, 2), np.float32), 4).infos["cut"].any()
 
 
 def test_a_gate_that_was_not_calibrated_is_refused(world: World, tmp_path: Path) -> None:
+    world.limits = replace(world.limits, min_rank=-1.0)
     world.save(tmp_path / "new")
     assert WorldEnv(str(tmp_path / "new"), 1, settings={"gate": "samples"}).config.measure == "samples"
     world.calibration = replace(world.calibration, samples=None)

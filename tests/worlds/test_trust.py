@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.core.errors import DatasetError
+from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.worlds.audit import agreement, replayed, shift_of
 from robot_rl.worlds.calibration import Calibration, Played, played_by_depth, samples_apart
 from robot_rl.worlds.config import TrustConfig
+from robot_rl.worlds.env import WorldEnv
 from robot_rl.worlds.history import AUDIT, CALIBRATION, History, Windows
 from robot_rl.worlds.saved import World
 from robot_rl.worlds.trust import TrustReport, depth_rows, reasons_against, spearman
@@ -56,8 +57,8 @@ def test_both_gates_are_judged_alike() -> None:
 def test_both_gates_cut_about_what_their_quantile_says(world: World) -> None:
     assert world.calibration.samples is not None
     for row in world.report.depths:
-        assert row["cut_disagreement"] < 0.05
-        assert row["cut_samples"] < 0.05
+        assert 0.0 < row["cut_disagreement"] < 0.05
+        assert 0.0 < row["cut_samples"] < 0.05
 
 
 def test_coverage_is_near_its_level_on_the_third_split() -> None:
@@ -109,6 +110,38 @@ def test_a_model_is_not_believed_for_a_reason(change: dict[str, Any], words: str
     else:
         assert len(reasons) == 1
         assert words in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("rank", "limit", "words"),
+    [
+        ((0.3, 0.2, -1.0), 1.0, ""),  # at depth 16 nothing is judged
+        (
+            (0.3, 0.1, 0.9),
+            1.0,
+            r"at depth 8 the distance of two samples does not rank errors: correlation 0.10",
+        ),
+        ((0.3, 0.2, 0.9), 0.0, r"its members state no noise"),
+    ],
+)
+def test_a_gate_by_samples_that_is_blind_is_refused(
+    world: World, rank: tuple[float, ...], limit: float, words: str
+) -> None:
+    rows = [
+        {**good().depths[0], "depth": d, "rank_samples": r}
+        for d, r in zip((1.0, 8.0, 16.0), rank, strict=True)
+    ]
+    world.report = replace(good(), depths=rows)
+    sizes: dict[str, Any] = {"depths": np.array([1, 8]), "samples": np.full(2, limit), "gate": np.ones(2)}
+    world.calibration = replace(world.calibration, **sizes)
+    assert WorldEnv(world, 1).config.measure == "disagreement"
+    if not words:
+        assert WorldEnv(world, 1, settings={"gate": "samples"}).config.measure == "samples"
+        return
+    with pytest.raises(
+        ConfigError, match=r"env.settings.gate: got 'samples', allowed: disagreement: " + words
+    ):
+        WorldEnv(world, 1, settings={"gate": "samples"})
 
 
 def test_replays_of_real_episodes_end_as_those_did(world: World, history: History) -> None:

@@ -59,6 +59,7 @@ from robot_rl.worlds.history import AUDIT, History
 from robot_rl.worlds.inventory import enter, refusal_of
 from robot_rl.worlds.outcome import outcome_of
 from robot_rl.worlds.saved import World, imitated, load_world
+from robot_rl.worlds.trust import samples_blind
 
 Stage = Literal["collect", "fit", "imagine", "probe", "done"]
 WORLD = "world"
@@ -246,12 +247,17 @@ class CoEvolution:
                 f"{WORLD}/trusted": float(report.is_trusted),
             },
         )
+        reasons = report.reasons
+        if self.config.gate == "samples" and (
+            blind := samples_blind(report, self.world.calibration, self.world.limits)
+        ):
+            reasons = (*reasons, f"gate=samples is blind: {blind}")
         self.say(
             f"world model, version {self.version}: {report.episodes} episodes, {report.real_steps:,} real "
-            f"steps, {'believed' if report.is_trusted else 'not believed: ' + '; '.join(report.reasons)}"
+            f"steps, {'not believed: ' + '; '.join(reasons) if reasons else 'believed'}"
         )
         is_spent = self.history.steps >= self.config.real_steps
-        self.stage = "imagine" if report.is_trusted else "done" if is_spent else "collect"
+        self.stage = "imagine" if not reasons else "done" if is_spent else "collect"
         self.rollouts = 0
 
     def _new_fit(self) -> ModelFit:
