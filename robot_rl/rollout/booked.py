@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from robot_rl.core.errors import LeaseError, RobotRLError
+from robot_rl.core.errors import DeviceError, LeaseError, RobotRLError
 from robot_rl.data.transitions import Segment
 from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import Elsewhere, Source
@@ -184,6 +184,6 @@ def _wanted(held: HeldLease) -> str | None:
         return f"{wanted.by!r} goes first"
     try:
         held.check()
-    except LeaseError as error:
-        return str(error)
+    except (LeaseError, DeviceError) as error:
+        return str(error).rstrip(".")
     return None

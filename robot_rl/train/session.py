@@ -87,7 +87,12 @@ class RunSession:
         self._stack.__exit__(kind, error, trace)
 
     def check_leases(self) -> None:
-        """Passes while everything leased is held; raises `LeaseError` otherwise."""
+        """Passes while everything leased is held, and to be trusted.
+
+        Raises:
+            LeaseError: a lease is lost.
+            DeviceError: a device gives no leases now, as a world model that somebody found wanting.
+        """
         for lease in self.leases:
             lease.check()
 

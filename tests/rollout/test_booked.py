@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from robot_rl.hal.device import DeviceSpec
 from robot_rl.rollout.booked import BookedSource
 from robot_rl.rollout.revival import ActorError
 from robot_rl.rollout.sources import EpisodeLog, Source
+from robot_rl.sched import held
 from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.train.loop import Hook, train
 from robot_rl.train.schedule import Counters, Every
@@ -180,3 +182,27 @@ def test_a_device_that_was_stopped_is_an_error_that_says_why() -> None:
         return ""
 
     assert "The emergency stop is pressed" in booked.until(raised)
+
+
+def test_a_device_that_is_trusted_no_longer_is_given_up_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held, "_TRUST_S", 0.0)
+    reasons = list[str]()
+    booked = Booked(replace(ARM, refusal=lambda: "".join(reasons)))
+    booked.until(booked.collect)
+    reasons.append("device arm-one: it was wrong.")
+
+    def raised() -> str:
+        try:
+            booked.collect()
+        except DeviceError as error:
+            return str(error)
+        return ""
+
+    assert "it was wrong" in booked.until(raised)  # nobody gives it to the source again
+    assert booked.notes == [
+        "begins on arm-one",
+        "arm-one is given up: device arm-one: it was wrong. Waits for it",
+        "parks under its lease",
+    ]
