@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -57,10 +56,6 @@ class StartBank:
         bank.key.check(key, at=f"{at}={config.bank}")
         self._backend, self._randomizer = backend, randomizer
         self.classes: tuple[str, ...] = (OWN, *bank.sets)
-        self.bank: dict[str, Any] | None = None
-        """See `VectorEnv.reset_bank`."""
-        if config.bank is not None:
-            self.bank = {"digest": bank.digest, "key": asdict(bank.key) | {"varied": list(bank.key.varied)}}
         if config.evaluate not in self.classes:
             near = nearest(config.evaluate, self.classes)
             raise ConfigError(f"env.resets.evaluate: no class {config.evaluate!r}.{near}")

@@ -106,7 +106,7 @@ class SimVectorEnv(VectorEnv):
         self._starts: StartBank | None = None
         if config.resets != ResetsConfig():
             self._starts = StartBank(config.resets, self.bank_key(), self.backend, self._randomizer)
-            self.reset_classes, self.reset_bank = self._starts.classes, self._starts.bank
+            self.reset_classes = self._starts.classes
         self._seed, self._episode = self._words(np.arange(num_envs)), self._words(np.zeros(num_envs))
         self._elapsed = self._asarray(np.zeros(num_envs, np.int64))
         self._held = self._asarray(np.zeros(num_envs, np.int64))

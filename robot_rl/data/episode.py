@@ -54,7 +54,8 @@ class Starts:
     classes: tuple[str, ...]
     """Names of the classes."""
     bank: dict[str, Any] | None
-    """The bank whose rows are counted, see `VectorEnv.reset_bank`; None: the task begins all episodes."""
+    """The bank whose rows are counted, as JSON has it: the `digest` of its states, and its `key`, what they
+    are of; None: the task begins all episodes."""
 
     def __str__(self) -> str:
         which = "no bank" if self.bank is None else f"bank {self.bank['digest']}"

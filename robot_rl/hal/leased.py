@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _SHOWN = (
     "num_envs", "observation_space", "action_space", "single_observation_space", "single_action_space",
     "metadata", "render_mode", "task", "robot", "instruction", "control_hz", "caps", "state_names",
-    "action_names", "limits", "xp", "device", "reset_classes", "reset_bank",
+    "action_names", "limits", "xp", "device", "reset_classes",
 )  # fmt: skip
 
 

@@ -74,8 +74,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     reset_classes: tuple[str, ...] = ()
     """Names of the classes of starts, where episodes begin in rows of a bank: then `infos` has `reset_class`
     (B,), a number in this table, and `reset_row` (B,), of the episode that the step belongs to."""
-    reset_bank: dict[str, Any] | None = None
-    """Which bank that is, as JSON has it: the `digest` of its states, and its `key`, what they are of."""
     xp: Any = np
     """The array API functions of its arrays."""
     device: Any = "cpu"
