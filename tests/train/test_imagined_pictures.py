@@ -19,12 +19,11 @@ from robot_rl.sim.tasks import reach
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.base import check_base
 from robot_rl.train.config import RunConfig
-from robot_rl.train.improve import imagined
 from robot_rl.train.rollouts import RolloutExperience
 from robot_rl.worlds import audit
 from robot_rl.worlds.history import AUDIT
 from robot_rl.worlds.outcome import ClassifierOutcome
-from robot_rl.worlds.saved import load_world
+from robot_rl.worlds.saved import World, load_world
 from robot_rl.worlds.trust import TrustReport
 from tests.runs import Killed, folder_of, rows_of, weights
 from tests.train.test_imagined import RUN, TRUSTING, WORLD, column, easy, real_steps
@@ -95,25 +94,24 @@ def test_a_policy_that_sees_and_a_model_of_pictures_learn_in_one_loop(
 ) -> None:
     """The goal is in the pictures alone; what is left of pictures is what judges the model."""
     rolled, models, kept = list[Rollout](), list[dict[str, torch.Tensor]](), list[Any]()
-    adds, judges, writes = RolloutExperience.add, imagined.CoEvolution._judge, checkpoint.write_state
+    adds, saves, writes = RolloutExperience.add, World.save, checkpoint.write_state
 
     def adding(experience: RolloutExperience, segment: Rollout) -> None:
         rolled.append(segment)
         adds(experience, segment)
 
-    def judging(conductor: imagined.CoEvolution, report: TrustReport) -> None:
-        assert conductor.world is not None
-        assert conductor.world.images is not None
-        weights = conductor.world.images.state_dict()
+    def saving(world: World, folder: Path) -> None:
+        assert world.images is not None
+        weights = world.images.state_dict()
         models.append({name: value.clone() for name, value in weights.items()})
-        judges(conductor, report)
+        saves(world, folder)
 
     def writing(state: Any, folder: Path) -> None:
         kept.append(conductor_of(state))
         writes(state, folder)
 
     monkeypatch.setattr(RolloutExperience, "add", adding)
-    monkeypatch.setattr(imagined.CoEvolution, "_judge", judging)
+    monkeypatch.setattr(World, "save", saving)
     monkeypatch.setattr(checkpoint, "write_state", writing)
     summary = phases.run(run_of(tmp_path, env={"state": ["joint", "tool"]}))
     folder = folder_of(tmp_path)
@@ -122,7 +120,7 @@ def test_a_policy_that_sees_and_a_model_of_pictures_learn_in_one_loop(
     assert all(one.obs["left.rgb"].shape[-3:] == (32, 32, 3) for one in rolled)
     assert len({one.obs["left.rgb"].numpy().tobytes() for one in rolled}) == len(rolled)
 
-    first, _, second, _ = models  # after each fit, and at each probe
+    first, second = models  # after each fit
     changed = {name.split(".")[0] for name in first if not torch.equal(first[name], second[name])}
     assert changed == {"members"}  # the codec is kept, with all scales
     assert len(column(folder, "world/pictures_psnr")) == 2
