@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -32,6 +33,9 @@ _BYTES_PER_SIM = 2**18
 """Memory of one simulation and of what a learner keeps of it; 190 kB were measured for pick_cube alone."""
 _OTHER_MAPS = 8000
 """Memory maps of a process, in addition to one of each simulation; Linux allows 65530 in all."""
+
+_FINGERS = re.compile(rb"finger_joints:(\s*\[\s*[^\]\s]|\s*\n)")
+"""In a robot file with fingers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,11 +310,19 @@ def check_names(task: str | None, robot: str | None, *, at: str) -> None:
             f"{at}robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
             f"A robot file of your own is given by its path, such as {at}robot=path/to/robot.yaml."
         )
-    if task is not None and robot is not None and robot not in table("robot"):
+    if task is not None and robot is not None and _may_lack_fingers(robot):
         from robot_rl.sim.robots.loading import load_robot  # mujoco
         from robot_rl.sim.task import control_of
 
         control_of(resolve("task", task)(), load_robot(robot), at=at)
+
+
+def _may_lack_fingers(robot: str) -> bool:
+    """Returns whether a robot file may have no gripper, or a suction cup; most of the registry have fingers."""
+    try:
+        return robot not in table("robot") and _FINGERS.search(Path(robot).read_bytes()) is None
+    except OSError:
+        return True  # reading it as a robot file says why not
 
 
 def check_num_envs(num_envs: int, *, at: str = "num_envs") -> None:

@@ -77,7 +77,7 @@ def test_commands_and_their_keys_exist(
     monkeypatch.chdir(tmp_path)
     for value in (word.partition("=")[2].strip("[]") for word in words):
         if re.fullmatch(r"\w+\.yaml", value):  # a robot file that the text wrote before
-            Path(value).write_text("gripper_actuator: gripper")
+            Path(value).write_text("gripper_actuator: gripper\nfinger_joints: [finger]")
         elif "/" in value:  # a folder that the text made before
             Path(value).mkdir(parents=True, exist_ok=True)
     keys = [word.split("=", 1)[0] for word in words if "=" in word]
