@@ -318,7 +318,7 @@ def check_names(task: str | None, robot: str | None, *, at: str) -> None:
 
 
 def _may_lack_fingers(robot: str) -> bool:
-    """Returns whether a robot file may have no gripper, or a suction cup; most of the registry have fingers."""
+    """Returns whether a robot file may have no gripper, or a suction cup; that of the registry is known."""
     try:
         return robot not in table("robot") and _FINGERS.search(Path(robot).read_bytes()) is None
     except OSError:
