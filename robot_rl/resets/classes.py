@@ -52,7 +52,10 @@ def reaching(bench: Workbench, use: Materials) -> Put:
 
 
 def near_object(bench: Workbench, use: Materials) -> Put:
-    """The tool near the thing with open fingers, or next to a pushed one; a held thing around its place."""
+    """The tool near the thing with open fingers, or next to a pushed one; a held thing around its place.
+
+    Of open fingers half are in the nearest quarter: elsewhere few are around the thing.
+    """
     bench.begin()
     if bench.hold == "held":
         far = bench.declared.near_object_m
@@ -158,9 +161,10 @@ def _put_near(bench: Workbench, use: Materials) -> Put:
     if bench.hold == "none":
         return _put_tool(bench, _next_to(bench, rng), shut=True, in_hand=False, most_m=_STILL_M)
     tool, _, _ = _at_grasp(bench, use, bench.thing_pose())
-    tool[:, :3] += rng.uniform((-far, -far, -0.2 * far), far, (bench.num, 3))
+    share = rng.uniform(0.0, 1.0, (bench.num, 1)) ** 2
+    tool[:, :3] += share * rng.uniform((-far, -far, -0.2 * far), far, (bench.num, 3))
     tool[:, 2] = np.maximum(tool[:, 2], _LOWEST_M)
-    turn = yaw_quaternion(rng.uniform(-_TURN_RAD, _TURN_RAD, bench.num))
+    turn = yaw_quaternion(share[:, 0] * rng.uniform(-_TURN_RAD, _TURN_RAD, bench.num))
     tool[:, 3:] = quaternion_product(turn, tool[:, 3:])
     bench.put_fingers(bench.robot.gripper_open)
     return _put_tool(bench, tool, shut=False, in_hand=False, most_m=_STILL_M)
