@@ -14,9 +14,9 @@ from robot_rl.worlds.audit import agreement
 from robot_rl.worlds.inventory import changing
 
 _FILE = "agreement.json"
-_KEY = ("policy", "version", "settings", "seed", "episodes")
 _ALIKE = ("version", "settings", "seed", "episodes")
 """What rows have in common whose successes can be compared."""
+_KEY = ("policy", *_ALIKE)
 Row = dict[str, Any]
 
 

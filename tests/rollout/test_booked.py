@@ -170,18 +170,20 @@ def test_a_source_that_has_spent_its_budget_frees_its_device_while_others_collec
     assert booked.notes == ["begins on arm-one", "parks under its lease"]
 
 
+def error_of(booked: Booked) -> str:
+    """Returns what a collection is refused with; empty if it is not."""
+    try:
+        booked.collect()
+    except DeviceError as error:
+        return str(error)
+    return ""
+
+
 def test_a_device_that_was_stopped_is_an_error_that_says_why() -> None:
     LeaseStore().stop("arm-one", "The emergency stop is pressed.", "somebody")
     booked = Booked(ARM)
 
-    def raised() -> str:
-        try:
-            booked.collect()
-        except DeviceError as error:
-            return str(error)
-        return ""
-
-    assert "The emergency stop is pressed" in booked.until(raised)
+    assert "The emergency stop is pressed" in booked.until(lambda: error_of(booked))
 
 
 def test_a_device_that_is_trusted_no_longer_is_given_up_with_a_reason(
@@ -193,14 +195,7 @@ def test_a_device_that_is_trusted_no_longer_is_given_up_with_a_reason(
     booked.until(booked.collect)
     reasons.append("device arm-one: it was wrong.")
 
-    def raised() -> str:
-        try:
-            booked.collect()
-        except DeviceError as error:
-            return str(error)
-        return ""
-
-    assert "it was wrong" in booked.until(raised)  # nobody gives it to the source again
+    assert "it was wrong" in booked.until(lambda: error_of(booked))  # nobody gives it to the source again
     assert booked.notes == [
         "begins on arm-one",
         "arm-one is given up: device arm-one: it was wrong. Waits for it",
