@@ -28,6 +28,8 @@ _TURN_RAD = 0.2
 """How far the hand of `near_object` is turned from a grasp."""
 _APART_M = 0.02
 """From the box of a pushed thing to the tool: half a hand."""
+_NEARLY_SHUT = 0.1
+"""Least opening of a hand that does not hold the thing yet, from one that does to an open one."""
 _LOWEST_M = 0.01
 """Of a tool near the thing, above the table."""
 
@@ -52,9 +54,11 @@ def reaching(bench: Workbench, use: Materials) -> Put:
 
 
 def near_object(bench: Workbench, use: Materials) -> Put:
-    """The tool near the thing with open fingers, or next to a pushed one; a held thing around its place.
+    """The tool on its way to a grasp, or next to a pushed thing; a held thing around its place.
 
-    Of open fingers half are in the nearest quarter: elsewhere few are around the thing.
+    Half of the hands come to the thing with open fingers, half of these in the nearest quarter; half are
+    there and shut, none holds it yet. Without the latter hardly any random action gets from here to a
+    grasp: fingers must shut for several steps before the hand has moved away or pushed the thing over.
     """
     bench.begin()
     if bench.hold == "held":
@@ -160,14 +164,19 @@ def _put_near(bench: Workbench, use: Materials) -> Put:
     rng, far = use.rng, bench.declared.near_object_m
     if bench.hold == "none":
         return _put_tool(bench, _next_to(bench, rng), shut=True, in_hand=False, most_m=_STILL_M)
-    tool, _, _ = _at_grasp(bench, use, bench.thing_pose())
-    share = rng.uniform(0.0, 1.0, (bench.num, 1)) ** 2
+    tool, _, held = _at_grasp(bench, use, bench.thing_pose())
+    is_there = np.arange(bench.num)[:, None] % 2 == 0
+    share = np.where(is_there, 0.0, rng.uniform(0.0, 1.0, (bench.num, 1)) ** 2)
     tool[:, :3] += share * rng.uniform((-far, -far, -0.2 * far), far, (bench.num, 3))
     tool[:, 2] = np.maximum(tool[:, 2], _LOWEST_M)
     turn = yaw_quaternion(share[:, 0] * rng.uniform(-_TURN_RAD, _TURN_RAD, bench.num))
     tool[:, 3:] = quaternion_product(turn, tool[:, 3:])
-    bench.put_fingers(bench.robot.gripper_open)
-    return _put_tool(bench, tool, shut=False, in_hand=False, most_m=_STILL_M)
+    put = _put_tool(bench, tool, shut=False, in_hand=False, most_m=_STILL_M)
+    opened = np.where(is_there, rng.uniform(_NEARLY_SHUT, 1.0, (bench.num, 1)), 1.0)
+    fingers = held + opened * (bench.robot.gripper_open - held)
+    bench.put_fingers(fingers)
+    bench.command_fingers(fingers.mean(axis=1))
+    return put
 
 
 def _put_in_hand(bench: Workbench, use: Materials, pose: Array, let_go: Array | None = None) -> Put:

@@ -201,8 +201,11 @@ class Workbench:
     def command_gripper(self, is_shut: Array) -> None:
         """Gives the gripper its command: shut or open, (B,) bool."""
         robot = self.robot
-        command = np.where(is_shut, robot.gripper_closed, robot.gripper_open)
-        self._ctrl[:, self.index.effector_ctrl] = command[:, None]
+        self.command_fingers(np.where(is_shut, robot.gripper_closed, robot.gripper_open))
+
+    def command_fingers(self, position: Array) -> None:
+        """Gives the gripper a command (B,)."""
+        self._ctrl[:, self.index.effector_ctrl] = position[:, None]
 
     def forward(self) -> None:
         self.backend.forward()

@@ -243,9 +243,18 @@ def test_a_walk_leaves_the_hole_and_comes_back_to_it() -> None:
     assert np.median(drawn) == pytest.approx(0.5 * away[-1], abs=0.003)  # all distances alike
 
 
-def test_half_of_the_open_fingers_are_where_they_can_grasp() -> None:
-    """Up to 6 cm sideways, in 65 % of the starts less than 1.5 cm; evenly drawn it would be 6 %."""
-    found = made(bench_of("pick_cube"), "near_object", rows=80).sets["near_object"]
+def test_half_of_the_hands_near_a_thing_are_at_a_grasp_and_shut() -> None:
+    """Of the others, up to 6 cm sideways with open fingers, 65 % are within 1.5 cm; evenly drawn 6 %."""
+    bench = bench_of("pick_cube", 80)
+    found = made(bench, "near_object", rows=80).sets["near_object"]
     away = np.abs(found.coords[:, 3:5]).max(axis=1)
+    bench.env.set_state(found.states)
+    fingers = bench.fingers().mean(axis=1)
+    half_m, open_m = bench.declared.grip_half_m[1], bench.robot.gripper_open
+    shut = fingers < open_m - 5e-4
+    assert 0.35 < shut.mean() < 0.6
+    assert (fingers[shut] > half_m - 0.001).all(), "around the thing"
+    assert np.ptp(fingers[shut]) > 0.5 * (open_m - half_m)
+    assert (away[shut] < 0.015).all()
     assert (away < 0.015).mean() > 0.4
     assert (away < 0.06 + 0.02).all()
