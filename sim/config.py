@@ -127,7 +127,8 @@ class EnvConfig:
     state: tuple[str, ...] = ()
     """Elements of the state that are shown, by the beginnings of their names; all if empty. `joint` and
     `finger` are those of any robot. What it measures itself is [joint,finger,tool]: the rest, such as the
-    pose of a cube, pictures show."""
+    pose of a cube, pictures show. And the past, in simulation: `last_action`, `<name>.change_3`; see
+    docs/tasks.md."""
     cameras: tuple[str, ...] = ()
     """Cameras whose images join the observation as `<camera>.rgb`."""
     missing_cameras: tuple[str, ...] = ()

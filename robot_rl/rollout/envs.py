@@ -79,13 +79,8 @@ def make_env(
     if own == config.state:
         env = build(config, num_envs, autoreset=autoreset)
         return env if tensors or env.xp is np else HostEnv(env)
-    if autoreset != "disabled":
-        raise ConfigError(
-            f"env.state: got {next(name for name in config.state if name not in own)!r}, which is of the "
-            "past; allowed only where whole episodes are played: `robot-rl evaluate policy=`, "
-            "`robot-rl collect`."
-        )
-    return PastEnv(build(replace(config, state=own), num_envs, autoreset=autoreset), config.state)
+    inner = make_env(replace(config, state=own), num_envs, autoreset=autoreset)
+    return PastEnv(inner, config.state)
 
 
 def episodes_of(config: EnvConfig) -> tuple[EpisodesMeta, dict[str, Feature]]:

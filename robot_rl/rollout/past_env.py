@@ -4,6 +4,9 @@
     <name>.last_action             the last action that was sent
     <name>.last_action.change_3    how much that had changed
 
+`last_action` and `last_action.change_3` alone are those of all actions. With changes over 1 to n - 1 control
+steps the last n actions are known: what an actor needs where what it commanded takes time to have an effect
+(a motor, a line) and nothing measures how far it has come.
 The numbers are those of `robot_rl.train.finetune.past`, moment for moment.
 B envs, S state dim, A action dim, L the longest lag.
 """
@@ -24,28 +27,43 @@ from robot_rl.hal.vector import Obs, VectorEnv, row_mask
 Array = NDArray[Any]
 
 _NAME = re.compile(r"(?P<of>.+?)(?P<action>\.last_action)?(?:\.change_(?P<lag>\d+))?")
+_OF_ALL = re.compile(r"last_action(?:\.change_\d+)?")
 
 
 def without_past(names: Sequence[str]) -> tuple[str, ...]:
     """Returns the names that an env has itself."""
-    return tuple(name for name in names if _parsed(name) == (name, False, 0))
+    return tuple(name for name in names if _parsed(name) == (name, False, 0) and not _OF_ALL.fullmatch(name))
+
+
+def _in_full(names: Sequence[str], env: VectorEnv) -> tuple[str, ...]:
+    """Returns names with what `last_action` and the beginnings of the env's own stand for."""
+    found, own = list[str](), [name for name in env.state_names if name not in names]
+    if not without_past(names):
+        found, own = own, []
+    for name in names:
+        if _OF_ALL.fullmatch(name):
+            found += [f"{action}.{name}" for action in env.action_names]
+        elif name in without_past(names) and name not in env.state_names:
+            found, own = found + own, []
+        else:
+            found.append(name)
+    return tuple(found)
 
 
 class PastEnv(VectorEnv):
-    """Shows the state of an env that plays whole episodes, and its past; everything else is the env's."""
+    """Shows the state of an env and its past; all else is the env's, also attributes not named here."""
 
     def __init__(self, env: VectorEnv, names: Sequence[str]) -> None:
-        """Args: names: of the state to show; those without past are the env's own, in its order.
+        """Args: names: of the state to show, as `EnvConfig.state`; the env shows those without past already.
 
         Raises:
             ConfigError: a name of an element or of an action that the env does not have.
         """
         self.env = env
-        self.num_envs, self.metadata, self.caps = env.num_envs, env.metadata, frozenset[str]()
-        self.task, self.robot, self.instruction = env.task, env.robot, env.instruction
-        self.control_hz, self.limits = env.control_hz, env.limits
-        self.action_space, self.single_action_space = env.action_space, env.single_action_space
-        self.state_names, self.action_names = tuple(names), env.action_names
+        for name, value in vars(env).items():
+            if hasattr(VectorEnv, name):  # the others are asked for when they are needed
+                setattr(self, name, value)
+        self.state_names = names = _in_full(names, env)
         self._elements = [self._element(name) for name in names]
         longest = 1 + max((lag for *_, lag in self._elements), default=0)
         num_actions = len(env.action_names)
@@ -56,33 +74,88 @@ class PastEnv(VectorEnv):
         self.single_observation_space = _widened(env.single_observation_space, (len(names),))
         self.observation_space = _widened(env.observation_space, (self.num_envs, len(names)))
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        options = dict(options or {})
+        if "states" in options:
+            options["states"] = self._split(options["states"])[0]
         obs, infos = self.env.reset(seed=seed, options=options)
-        begun = row_mask((options or {}).get("reset_mask"), self.num_envs)
-        state = obs["state"]
-        self._states[:, begun] = state[begun]
-        start = state[:, : self._actions.shape[2]] if self._same_names else np.zeros(1, np.float32)
-        self._actions[:, begun] = np.broadcast_to(start, self._actions.shape[1:])[begun]
-        self._is_first |= begun
+        self._begin(row_mask(options.get("reset_mask"), self.num_envs), obs["state"])
         return self._shown(obs), infos
 
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         obs, reward, terminated, truncated, infos = self.env.step_masked(actions, active)
+        ended = infos.get("_final_obs", np.zeros(self.num_envs, bool))
+        last = infos["final_obs"] if ended.any() else obs
         moved = row_mask(active, self.num_envs)
         self._states[1:, moved] = self._states[:-1, moved]
-        self._states[0, moved] = obs["state"][moved]
+        self._states[0, moved] = np.where(ended[:, None], last["state"], obs["state"])[moved]
         self._actions[1:, moved] = self._actions[:-1, moved]
         sent = infos["commanded_action"]
         self._actions[0, moved] = sent[moved]
         first = moved & self._is_first
         self._actions[:, first] = sent[first]  # one action has no change yet
         self._is_first &= ~moved
+        if ended.any():
+            infos = {**infos, "final_obs": self._shown(last)}
+            self._begin(ended, obs["state"])
         return self._shown(obs), reward, terminated, truncated, infos
+
+    def _begin(self, begun: Array, state: Array) -> None:
+        """Forgets the past of the envs (B,) that begin an episode in these states (B, S)."""
+        self._states[:, begun] = state[begun]
+        start = state[:, : self._actions.shape[2]] if self._same_names else np.zeros(1, np.float32)
+        self._actions[:, begun] = np.broadcast_to(start, self._actions.shape[1:])[begun]
+        self._is_first |= begun
+
+    def get_state(self) -> Array:
+        """Returns rows (B, n) of the env, followed by the past."""
+        return np.concatenate(
+            [np.asarray(self.env.get_state()), *(part.reshape(self.num_envs, -1) for part in self._past())],
+            axis=1,
+        )
+
+    def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
+        """Puts the masked envs into rows of `get_state`."""
+        own, *past = self._split(rows)
+        obs, ids = self.env.set_state(own, mask), np.flatnonzero(row_mask(mask, self.num_envs))
+        for part, values in zip(self._past(), past, strict=True):
+            part[ids] = values[ids].reshape(len(ids), *part.shape[1:])
+        return self._shown(obs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env": self.env.state_dict(), "past": [part.copy() for part in self._past()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        obs = self.env.load_state_dict(state["env"])
+        for part, values in zip(self._past(), state["past"], strict=True):
+            part[:] = values
+        return self._shown(obs)
+
+    def park(self) -> None:
+        self.env.park()
+
+    def safe_stop(self) -> None:
+        self.env.safe_stop()
 
     def close_extras(self, **kwargs: Any) -> None:
         self.env.close(**kwargs)
+
+    def _split(self, rows: Array) -> list[Array]:
+        """Returns the env's part of rows of `get_state`, and each part of the past."""
+        sizes = [part[0].size for part in self._past()]
+        own = np.shape(rows)[1] - sum(sizes)
+        return np.split(np.asarray(rows), np.cumsum([own, *sizes[:-1]]), axis=1)
+
+    def _past(self) -> tuple[Array, ...]:
+        """Returns views (B, ...) of what an episode's past consists of."""
+        return self._states.swapaxes(0, 1), self._actions.swapaxes(0, 1), self._is_first
 
     def _shown(self, obs: Obs) -> Obs:
         columns: list[Array] = []

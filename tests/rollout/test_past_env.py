@@ -119,7 +119,55 @@ def test_a_simulation_shows_its_past_where_whole_episodes_are_played() -> None:
     env.close()
     assert env.state_names == config.state
     assert after["state"][0, -1] == after["state"][0, 0] - before["state"][0, 0]
-    with pytest.raises(
-        ConfigError, match=r"change_1', which is of the past; allowed only where whole episodes"
-    ):
-        make_env(config, 1)
+
+
+def test_an_episode_that_begins_by_itself_forgets_the_one_that_ended() -> None:
+    env = PastEnv(FakeEnv(1, action_dim=1, truncate_after=2), ("step", "step.change_1", "d0.last_action"))
+    env.reset(seed=0)
+    env.step_masked(np.full((1, 1), 0.5, np.float32), None)
+    obs, _, _, truncated, infos = env.step_masked(np.full((1, 1), -0.5, np.float32), None)
+    assert truncated.all()
+    np.testing.assert_array_equal(infos["final_obs"]["state"], [[2, 1, -0.5]])
+    np.testing.assert_array_equal(obs["state"], [[0, 0, 0]])
+    obs, *_ = env.step_masked(np.full((1, 1), 0.25, np.float32), None)
+    np.testing.assert_array_equal(obs["state"], [[1, 1, 0.25]])
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+def test_the_past_belongs_to_the_state(autoreset: Any) -> None:
+    with closing(make_env(EnvConfig(task="reach"), 1, autoreset="disabled")) as plain:
+        own, action = plain.state_names, plain.action_names[0]
+    past = (f"{own[0]}.change_2", f"{action}.last_action", f"{action}.last_action.change_1")
+    config = EnvConfig(task="reach", state=(*own, *past), horizon_s=0.5, num_threads=1)
+    with closing(make_env(config, 2, autoreset=autoreset)) as env:
+        actions = np.random.default_rng(0).uniform(-1, 1, (8, 2, len(env.action_names))).astype(np.float32)
+        env.reset(seed=0)
+        for action in actions[:3]:
+            env.step(action)
+        kept, rows = env.state_dict(), env.get_state()
+        expected = [env.step(action)[0]["state"] for action in actions[3:]]
+        env.reset(seed=5)
+        env.load_state_dict(kept)
+        again = [env.step(action)[0]["state"] for action in actions[3:]]
+        np.testing.assert_array_equal(again, expected)
+        env.load_state_dict(kept)
+        env.step(actions[7])
+        env.set_state(rows, np.array([False, True]))
+        np.testing.assert_array_equal(env.step(actions[3])[0]["state"][1], expected[0][1])
+        shown = env.reset(options={"states": rows})[0]["state"]
+        np.testing.assert_array_equal(shown[:, len(own) :], 0)
+        inner: Any = env
+        assert inner.horizon == 10, "what is not named is that of the env inside"
+
+
+def test_beginnings_and_all_actions_stand_for_their_names() -> None:
+    names = ("joint", "goal", "last_action", "last_action.change_1", "joint1.pos.change_2")
+    with closing(make_env(EnvConfig(task="reach", state=names), 1)) as env:
+        own = [name for name in env.state_names if "change" not in name and "last_action" not in name]
+        assert all(name.startswith(("joint", "goal")) for name in own), own
+        actions = [f"{name}.last_action" for name in env.action_names]
+        changes = [f"{name}.change_1" for name in actions]
+        assert env.state_names == (*own, *actions, *changes, "joint1.pos.change_2")
+    with closing(make_env(EnvConfig(task="reach", state=("last_action",)), 1)) as env:
+        assert len(env.state_names) > len(env.action_names)
+        assert env.state_names[-len(env.action_names) :] == tuple(actions)
