@@ -164,7 +164,7 @@ class EnvConfig:
     """`varied`: every episode draws colours, lights, camera poses and the places of things in the background;
     `held_out`: from beyond those ranges, for evaluation."""
     variation: Scenes = "fixed"
-    """`varied`: every episode draws sizes of things, the region of the goal, and boxes that stand around;
+    """`varied`: every episode draws shapes and sizes of things, the region of the goal, and obstacles;
     `held_out`: from variants that `varied` never draws, for evaluation."""
     engine: Engine = "mujoco"
     """What simulates: `mujoco` on the CPU in double precision; `mujoco_warp` in single precision, thousands

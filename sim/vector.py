@@ -87,7 +87,8 @@ class SimVectorEnv(VectorEnv):
         self._bind()
         drawn = self._task.vary if config.randomize else ()
         self._randomizer = Randomizer(drawn, self.backend)
-        self.variants = Variants(variants, self.backend, {(term.field, term.element) for term in drawn})
+        drawn_of = {(term.field, term.element) for term in (*drawn, *looks)}
+        self.variants = Variants(variants, self.backend, drawn_of)
         self._own_starts = OwnStarts(
             self._task, self._robot, self.backend, self.controller, self.variants, self.num_substeps
         )
@@ -492,7 +493,7 @@ class SimVectorEnv(VectorEnv):
         self.num_diverged = int(state["num_diverged"])
         if self._starts is not None:
             self._starts.load_state_dict(state)
-        for each in (self._randomizer, self._looks, self.variants.terms):
+        for each in (self._randomizer, self._looks, self.variants):
             each.restore({name: state[f"field.{name}"] for name in each.fields})
         self._domain.load_state_dict(state, self._seed, self._episode)
         obs = self.set_state(state["state"])
@@ -501,7 +502,7 @@ class SimVectorEnv(VectorEnv):
 
     @property
     def _varied(self) -> tuple[str, ...]:
-        return (*self._randomizer.fields, *self._looks.fields, *self.variants.terms.fields)
+        return (*self._randomizer.fields, *self._looks.fields, *self.variants.fields)
 
     def bank_key(self) -> BankKey:
         """Returns the key of the banks whose starts fit these simulations."""

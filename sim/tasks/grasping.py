@@ -2,7 +2,7 @@
 
 import math
 
-from robot_rl.core.arrays import namespace, norm
+from robot_rl.core.arrays import like, namespace, norm
 from robot_rl.sim.task import Aim, Array, View
 
 _ABOVE_M = 0.09
@@ -12,6 +12,10 @@ _PRESS_M = 0.003
 """How far into a thing a suction cup is sent, so that it touches."""
 SHUT_M = 0.015
 """Fingers around a thing are shut when they are wider than it by less than this."""
+_ROUND_SHUT_M = 0.004
+"""The same around a cylinder: it slips out of fingers that move away before both touch it."""
+_ROUND_CENTRED_M = 0.006
+"""Largest distance of the tool from a cylinder's axis at which the fingers begin to close on it."""
 _GENTLE_M = 0.015
 """Longest lead on the way down to a place: a faster start shakes the arm sideways by a centimetre."""
 
@@ -25,7 +29,7 @@ def grasp_aim(
     carry_yaw_rad: Array | float = 0.0,
     shut_width_m: Array | float = 0.055,
     top_m: Array | float = 0.02,
-    centred_m: float = 2 * _AT_TARGET_M,
+    centred_m: Array | float = 2 * _AT_TARGET_M,
 ) -> Aim:
     """Returns an aim that depends on the present state alone, so that a policy can imitate it.
 
@@ -85,6 +89,23 @@ def grip_width(view: View, thing: str) -> Array:
     xp, half_m = namespace(view["tool.pos"]), view[f"{thing}.half_size"]
     apart = heading(view[f"{thing}.xaxis"]) - heading(view["tool.xaxis"])
     return 2.0 * xp.where(xp.abs(xp.cos(apart)) > math.sqrt(0.5), half_m[:, 1], half_m[:, 0])
+
+
+def shut_width(view: View, thing: str) -> Array:
+    """Returns the width (B,) below which the fingers are shut around a thing that a variation names."""
+    wide_m = grip_width(view, thing)
+    return wide_m + _where_round(view, thing, _ROUND_SHUT_M, SHUT_M)
+
+
+def centring(view: View, thing: str) -> Array:
+    """Returns `centred_m` (B,) of `grasp_aim` for a thing that a variation names."""
+    return _where_round(view, thing, _ROUND_CENTRED_M, 2 * _AT_TARGET_M)
+
+
+def _where_round(view: View, thing: str, if_round: float, else_: float) -> Array:
+    is_round = view[f"{thing}.is_round"][:, 0]
+    tool = view["tool.pos"]
+    return namespace(tool).where(is_round, like(if_round, tool), like(else_, tool))
 
 
 def finger_width(view: View) -> Array:

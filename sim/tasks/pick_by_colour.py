@@ -58,6 +58,7 @@ class _TwoCubes:
 
     variation = Variation(
         things=tuple(_CUBES),
+        shapes=("box", "cylinder"),
         goal="goal",
         goals_m=((0.0, 0.0, 0.0), (0.0, -0.06, 0.05), (0.0, 0.06, 0.05)),
         path=("blue", "red", "goal"),

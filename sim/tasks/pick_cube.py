@@ -12,7 +12,7 @@ from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_goal
 from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
-from robot_rl.sim.tasks.grasping import SHUT_M, finger_width, grasp_aim, grip_width
+from robot_rl.sim.tasks.grasping import centring, finger_width, grasp_aim, grip_width, shut_width
 from robot_rl.sim.variation import Variation
 
 HALF_SIZE_M = 0.02
@@ -51,6 +51,7 @@ class PickCube(Task):
 
     variation = Variation(
         things=("cube",),
+        shapes=("box", "cylinder"),
         goal="goal",
         goals_m=((0.0, 0.0, 0.0), (0.0, -0.06, 0.05), (0.0, 0.06, 0.05)),
         path=("cube", "goal"),
@@ -116,5 +117,8 @@ def picking_reward(view: View, cube: str) -> Array:
 def picking_aim(view: View, cube: str, offset_m: Array) -> Aim:
     """Returns the expert's aim for the cube of this name: grasp it, bring it to the goal."""
     carried_to = view["tool.pos"] + view["goal.pos"] - view[f"{cube}.pos"]
-    shut_width_m, top_m = grip_width(view, cube) + SHUT_M, view[f"{cube}.half_size"][:, 2]
-    return grasp_aim(view, cube, offset_m, carry_to_m=carried_to, shut_width_m=shut_width_m, top_m=top_m)
+    return grasp_aim(
+        view, cube, offset_m,
+        carry_to_m=carried_to, shut_width_m=shut_width(view, cube), top_m=view[f"{cube}.half_size"][:, 2],
+        centred_m=centring(view, cube),
+    )  # fmt: skip

@@ -24,6 +24,8 @@ _TOOL_HEIGHT_M = 0.02
 _ABOVE_M = 0.09
 _BEHIND_M = 0.02
 """From the cube's side to the tool's centre before a push: the pads and a little air lie between."""
+_GENTLE_M = 0.02
+"""Longest lead of the tool that pushes a cylinder, which a fast push, or one below its middle, tips over."""
 
 
 class PushCube(Task):
@@ -66,6 +68,7 @@ class PushCube(Task):
 
     variation = Variation(
         things=("cube",),
+        shapes=("box", "cylinder"),
         goal="goal",
         goals_m=((0.0, 0.0, 0.0), (0.0, -0.03, 0.0), (0.0, 0.03, 0.0)),
         path=("cube", "goal"),
@@ -119,11 +122,15 @@ class PushCube(Task):
         at_start = norm(tool[:, :2] - behind) < 0.015
         pushing = low & (along < -0.5 * half_m) & (across < 0.02)
         down = at_start | pushing
-        height = xp.where(down, _TOOL_HEIGHT_M, 0.0 * distance + _ABOVE_M)
+        at_centre = xp.where(view["cube.is_round"][:, 0], view["cube.half_size"][:, 2], _TOOL_HEIGHT_M)
+        height = xp.where(down, at_centre, 0.0 * distance + _ABOVE_M)
         # Out of the cube's way first: sideways only where the tool is above it.
         sideways = xp.where((down | (tool[:, 2] > 0.7 * _ABOVE_M))[:, None], behind, tool[:, :2])
         reached = cube[:, :2] + xp.clip(distance, None, 0.04)[:, None] * ahead
         target = xp.where(pushing[:, None], reached - (half_m + _BEHIND_M - 0.02)[:, None] * ahead, sideways)
+        lead = target - tool[:, :2]
+        gentle = tool[:, :2] + lead * xp.clip(_GENTLE_M / (norm(lead) + 1e-9), None, 1.0)[:, None]
+        target = xp.where(pushing[:, None] & view["cube.is_round"], gentle, target)
         there = distance < 0.5 * GOAL_RADIUS_M
         position = xp.where(there[:, None], tool, xp.concat([target, height[:, None]], axis=1))
         yaw = half_turn(heading(ahead) - heading(view["tool.xaxis"]))

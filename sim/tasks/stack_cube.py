@@ -12,7 +12,16 @@ from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import BLUE, RED, add_free_box
 from robot_rl.sim.start_classes import Resets
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
-from robot_rl.sim.tasks.grasping import SHUT_M, carry_to, grasp_aim, grip_width, level
+from robot_rl.sim.tasks.grasping import (
+    SHUT_M,
+    carry_to,
+    centring,
+    finger_width,
+    grasp_aim,
+    grip_width,
+    level,
+    shut_width,
+)
 from robot_rl.sim.variation import Variation
 
 HALF_SIZE_M = 0.02
@@ -61,7 +70,12 @@ class StackCube(Task):
         Vary(field="body_mass", element="blue", low=0.5, high=2.0),
     )
 
-    variation = Variation(things=("red", "blue"), heights=(0.8, 1.0, 1.25), path=("red", "blue"))
+    variation = Variation(
+        things=("red", "blue"),
+        shapes=("box", "cylinder"),
+        heights=(0.8, 1.0, 1.25),
+        path=("red", "blue"),
+    )
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_free_box(spec, "red", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.05, rgba=RED)
@@ -94,15 +108,24 @@ class StackCube(Task):
         place = view["blue.pos"] + _on_top(view) + offset_m
         error = view["red.pos"] - place
         carry = tool + carry_to(view["red.pos"], place, clearance_m=0.04, aligned_m=0.008)
-        shut_width_m = grip_width(view, "red") + SHUT_M
         aim = grasp_aim(
             view, "red", offset_m * 0.0,
-            carry_to_m=carry, shut_width_m=shut_width_m, top_m=view["red.half_size"][:, 2],
+            carry_to_m=carry, shut_width_m=shut_width(view, "red"), top_m=view["red.half_size"][:, 2],
+            centred_m=centring(view, "red"),
         )  # fmt: skip
         placed = _stacked(error, 0.015, 1.5 * _HEIGHT_TOLERANCE_M)
-        aim.position_m[placed] = tool[placed] + like((0.0, 0.0, 0.06), tool)
+        rise = like((0.0, 0.0, 0.06), tool) * ~_waits(view)[:, None]
+        aim.position_m[placed] = (tool + rise)[placed]
         aim.yaw_rad[placed] = 0.0
         return Aim(position_m=aim.position_m, yaw_rad=aim.yaw_rad, closed=aim.closed & ~placed)
+
+
+def _waits(view: View) -> Array:
+    """Returns where the hand stays until the fingers are open, (B,): rising drags things off a cylinder."""
+    is_round = (view["red.is_round"] | view["blue.is_round"])[:, 0]
+    if not view.has_fingers:
+        return is_round & False
+    return is_round & (finger_width(view) < grip_width(view, "red") + SHUT_M)
 
 
 def _error(view: View) -> Array:

@@ -25,6 +25,8 @@ from robot_rl.sim.vector import SimVectorEnv
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_ENVS = 4
+ROUND_SEEDS = [3, 6, 12, 21]
+"""Of episodes of `pick_cube` with `env.variation=varied` whose thing is a cylinder."""
 POSITION_TOLERANCE, STATE_TOLERANCE = 1e-4, 1e-3
 """Of joints (m, rad), and of any observation, after 50 control steps; single precision rounds to 1e-7."""
 
@@ -249,11 +251,34 @@ def test_each_simulation_looks_for_contacts_as_far_as_its_own_things_reach(devic
     ours, theirs = pair(device, task="push_cube", variation="varied")
     for env in (ours, theirs):
         env.reset(seed=0)
-    row, _ = theirs.backend.locate("geom_size", "cube")
-    half_m = theirs.backend.expand("geom_size")[:, row]
-    assert len(torch.unique(half_m, dim=0)) == NUM_ENVS
-    reach_m = theirs.backend.expand("geom_rbound")[:, row]
-    torch.testing.assert_close(reach_m, half_m.norm(dim=1))  # of a box: half its diagonal
+    assert len(torch.unique(theirs.view["cube.half_size"], dim=0)) == NUM_ENVS
+    for geom in ("cube", "cube_cylinder"):
+        row, _ = theirs.backend.locate("geom_size", geom)
+        half_m = theirs.backend.expand("geom_size")[:, row]
+        reach_m = theirs.backend.expand("geom_rbound")[:, row]
+        torch.testing.assert_close(reach_m, half_m.norm(dim=1))  # half the diagonal of what it is or cuts
+
+
+def test_cylinders_are_grasped_and_carried_as_on_the_cpu(device: str) -> None:
+    ours, theirs = pair(device, task="pick_cube", variation="varied")
+    for env in (ours, theirs):
+        env.reset(seed=ROUND_SEEDS)
+    assert ours.view["cube.is_round"].all()
+    for name in ("cube.is_round", "cube.half_size"):
+        np.testing.assert_allclose(to_numpy(theirs.view[name]), ours.view[name], rtol=1e-6)
+    expert = ours.expert()
+    while (low := ours.view["cube.pos"][:, 2] < 0.06).any():
+        ours.step_masked(expert.act(), low)
+    theirs.set_state(torch.as_tensor(ours.get_state()))
+    held = np.tile(np.array([0.1, -0.1, 0.1, 0.0, -1.0], np.float32), (NUM_ENVS, 1))
+    for _ in range(10):
+        ours.step(held)
+        theirs.step(torch.as_tensor(held))
+    found, wanted = (to_numpy(env.view["cube.pos"]) for env in (theirs, ours))
+    np.testing.assert_allclose(found, wanted, atol=POSITION_TOLERANCE)
+    assert (found[:, 2] > 0.06).all()
+    assert warp_of(theirs).num_contacts == 2 * NUM_ENVS  # one of each finger
+    assert warp_of(theirs).num_overflows == 0
 
 
 def test_what_takes_numpy_arrays_gets_them(device: str) -> None:
