@@ -58,6 +58,8 @@ audit    measures the model again; with data=, whether it is surprised by newer 
 imagine  plays a policy in the model and in the env that it imitates, from the same starts, and notes the
          difference. video= films that many episodes of both, next to each other.
 report   prints what is known, and draws calibration.png; agreement.png has the policies that were imagined.
+         Of each version of the model: the real control steps behind it, the imagined ones in it, and who
+         made them.
 
 Learn in the model with any recipe, evaluated in the real env:
   robot-rl train recipe=reinflow env.kind=world env.id=<folder> demos.path=<dataset>
@@ -434,6 +436,7 @@ def _write_films(folder: Path, film: Any, hz: float) -> list[str]:
 def _report(words: list[str]) -> Outcome:
     _, folder, world = _shown(words)
     from robot_rl.worlds.agreement import alike, numbers_of, policies_of
+    from robot_rl.worlds.bill import bills_of
     from robot_rl.worlds.calibration import played_by_depth
     from robot_rl.worlds.history import AUDIT, Windows
     from robot_rl.worlds.plots import draw_agreement, draw_calibration
@@ -453,7 +456,10 @@ def _report(words: list[str]) -> Outcome:
         print(f"{path}: {len(rows)} policies, {shown}")
     if others := len(kept) - len(rows):
         print(f"left out: {others} judged in another version, or with other settings, seed or episodes")
-    return 0, {**_print(folder, world), "agreement": numbers, "policies": rows}
+    bills, facts = bills_of(folder), _print(folder, world)
+    for bill in bills:
+        print(bill.words())
+    return 0, {**facts, "agreement": numbers, "policies": rows, "bills": [asdict(bill) for bill in bills]}
 
 
 def _shown(words: list[str]) -> tuple[ShowCommand, Path, World]:

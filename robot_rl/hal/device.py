@@ -109,6 +109,11 @@ class LeaseLike(Protocol):
         """Which slots of the device, counted from 0."""
         ...
 
+    @property
+    def holder(self) -> str:
+        """The holder's name for itself, such as `train pick_cube seed 3`."""
+        ...
+
 
 class Device(Protocol):
     """Anything that can be leased and acted on."""

@@ -14,6 +14,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.data.episode import Feature, observed
 from robot_rl.data.episodes import EpisodesMeta, episodes_meta
+from robot_rl.hal.device import LeaseLike
 from robot_rl.hal.host import HostEnv
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
@@ -23,6 +24,7 @@ from robot_rl.worlds.inventory import device_spec
 
 if TYPE_CHECKING:
     from robot_rl.rollout.policy_expert import TrueEnvs
+    from robot_rl.worlds.env import WorldEnv
 
 Array = NDArray[Any]
 Autoreset = Literal["same_step", "disabled"]
@@ -51,10 +53,14 @@ def simulation(
     """
     if draws and config.kind in ("gym", "process"):
         config = replace(config, settings={"render_mode": "rgb_array", **config.settings})
-    return EnvDevice(
-        device_spec(config),
-        lambda _: make_env(config, num_envs, autoreset=autoreset, tensors=tensors),
-    )
+
+    def make(lease: LeaseLike) -> VectorEnv:
+        env = make_env(config, num_envs, autoreset=autoreset, tensors=tensors)
+        if config.kind == "world":
+            cast("WorldEnv", env).bill_to(lease.holder)
+        return env
+
+    return EnvDevice(device_spec(config), make)
 
 
 def make_env(

@@ -74,6 +74,10 @@ class HeldLease:
         return self.lease.slot_ids
 
     @property
+    def holder(self) -> str:
+        return self.lease.holder
+
+    @property
     def preemption(self) -> Preemption | None:
         """Who wants the lease, as of the last look; finish the chunk, park, and end it in time."""
         if self._wanted is None:

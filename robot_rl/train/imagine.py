@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class RealStartsEnv(WorldEnv):
 
     def __init__(self, world: World, real: VectorEnv, settings: ImaginedConfig) -> None:
         """Args: real: with as many envs as are to be imagined; it is reset, and nothing acts in it."""
-        super().__init__(world, real.num_envs, autoreset="disabled", settings=settings)
+        super().__init__(world, real.num_envs, autoreset="disabled", settings=settings, by="imagine")
         self._real = real
 
     def reset(
@@ -91,7 +92,8 @@ def judge_in_both(
         return look
 
     how: dict[str, Any] = {"seeds": seeds, "n_exec": n_exec}
-    imagined = evaluate_in(env, policy, **how, watch=seen("imagined"))
+    with closing(env):
+        imagined = evaluate_in(env, policy, **how, watch=seen("imagined"))
     truth = evaluate_in(real, policy, **how, watch=seen("real"))
     return BothWorlds(imagined, truth, float(over.mean()))
 

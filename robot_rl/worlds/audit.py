@@ -111,7 +111,7 @@ def replayed(world: World, episodes: Array) -> tuple[Array, Array]:
     settings = ImaginedConfig(gate=False)
     for begin in range(0, len(episodes), _BATCH):
         some = episodes[begin : begin + _BATCH]
-        env = WorldEnv(world, len(some), autoreset="disabled", settings=settings)
+        env = WorldEnv(world, len(some), autoreset="disabled", settings=settings, by="audit")
         options = {"observed": history.state[history.first[some]]}
         if world.images is not None:
             options["codes"] = world.images.codes[history.first[some]]
@@ -127,6 +127,7 @@ def replayed(world: World, episodes: Array) -> tuple[Array, Array]:
             live = live & ~(terminated | truncated) & (t + 1 < whole)
             if not live.any():
                 break
+        env.close()
         found[begin : begin + len(some)] = success
     return found[truth], found[~truth]
 

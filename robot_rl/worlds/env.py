@@ -31,6 +31,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.hal.vector import Obs, VectorEnv, finite_actions, next_episodes, row_mask, set_spaces
+from robot_rl.worlds.bill import Meter
 from robot_rl.worlds.calibration import samples_apart
 from robot_rl.worlds.config import Measure, StartsConfig
 from robot_rl.worlds.history import Array, Window, window_at
@@ -110,8 +111,16 @@ class WorldEnv(VectorEnv):
         *,
         autoreset: Literal["same_step", "disabled"] = "same_step",
         settings: Mapping[str, Any] | ImaginedConfig | None = None,
+        by: str = "without a lease",
     ) -> None:
         """Reads the model, if its folder is given.
+
+        Args:
+            world: the model, or its folder.
+            num_envs: B.
+            autoreset: whether the env begins the next episode itself.
+            settings: of the imagined episodes.
+            by: who imagines, for the bill of a model that has a folder.
 
         Raises:
             CheckpointError: no world model is there.
@@ -164,6 +173,14 @@ class WorldEnv(VectorEnv):
         self._is_fresh = np.ones(num_envs, bool)
         """Which rows of `_shown` are what the model says now."""
         self._seen = True
+        report = self.world.report
+        self._meter = Meter(
+            self.world.folder,
+            version=report.version,
+            episodes=report.episodes,
+            real_steps=report.real_steps,
+            by=by,
+        )
         self.uncertainty = np.zeros(num_envs)
         """(B,): disagreement, or distance of samples, at the last stride."""
 
@@ -186,6 +203,7 @@ class WorldEnv(VectorEnv):
         rows = row_mask(active, self.num_envs)
         commanded = finite_actions(self, actions)
         ids = np.flatnonzero(rows)
+        self._meter.add(len(ids))
         self._actions[ids, self._phase[ids]] = commanded[ids]
         self._phase[ids] += 1
         self._elapsed[ids] += 1
@@ -436,8 +454,14 @@ class WorldEnv(VectorEnv):
         self._seed, self._episode = state["seed"].copy(), state["episode"].copy()
         return self.set_state(state["rows"])
 
+    def bill_to(self, holder: str) -> None:
+        """Says who imagines from now on: the holder of the lease under which this was opened."""
+        self._meter.write()
+        self._meter.by = holder
+
     def close_extras(self, **kwargs: Any) -> None:
-        """Nothing is open."""
+        """Completes the model's bill."""
+        self._meter.write()
 
 
 def begun_as(world: World, obs: Obs) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.files import at_home, temporary_of, write_json
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.sim.config import EnvConfig
+from robot_rl.worlds.bill import keep_version
 from robot_rl.worlds.calibration import Calibration
 from robot_rl.worlds.config import EnsembleConfig, ImagesConfig, ServedConfig, TrustConfig
 from robot_rl.worlds.diffusion import Learned, untrained
@@ -53,6 +54,8 @@ class World:
     report: TrustReport
     images: Images | None = None
     """The picture part, where the model has one."""
+    folder: Path | None = None
+    """Where it is on the disk: what is imagined is billed there. None: in memory alone."""
 
     def check(self, meta: EpisodesMeta, *, at: str) -> None:
         """Refuses another task, robot, rate or state.
@@ -67,6 +70,10 @@ class World:
         folder.mkdir(parents=True, exist_ok=True)
         with changing(folder):
             self._replace(folder)
+            report = self.report
+            facts = {"version": report.version, "episodes": report.episodes, "real_steps": report.real_steps}
+            keep_version(folder, **facts)
+        self.folder = folder
 
     def _replace(self, folder: Path) -> None:
         _replace_tensors(folder / "model.safetensors", _on_cpu(self.model.state_dict()))
@@ -140,6 +147,7 @@ def load_world(folder: str | Path, *, device: str = "cpu") -> World:
         limits=build(TrustConfig, head["limits"]),
         report=build(TrustReport, head["report"]),
         images=None if images is None else images.to(device).eval(),
+        folder=path,
     )
 
 

@@ -318,7 +318,7 @@ class Ticket:
     """A lease with the right name on it."""
 
     def __init__(self, device: str, token: int) -> None:
-        self.device, self.token, self.slot_ids = device, token, (0,)
+        self.device, self.token, self.slot_ids, self.holder = device, token, (0,), "test"
 
 
 class KeepsMoving(FakeRobot):

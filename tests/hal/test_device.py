@@ -21,6 +21,7 @@ class Ticket:
     device: str = "arm1"
     token: int = 1
     slot_ids: tuple[int, ...] = (0,)
+    holder: str = "test"
 
 
 def test_a_spec_becomes_json_in_a_fixed_order() -> None:

@@ -27,6 +27,7 @@ class Ticket:
     token: int = 1
     device: str = "fake_arm"
     slot_ids: tuple[int, ...] = (0,)
+    holder: str = "test"
 
 
 def opened(*script: Behaviour) -> tuple[FakeRobot, VectorEnv]:

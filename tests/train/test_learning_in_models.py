@@ -19,6 +19,7 @@ from robot_rl.sim.config import EnvConfig
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.worlds.audit import measured
+from robot_rl.worlds.bill import bills_of
 from robot_rl.worlds.build import RealEnv, read_history
 from robot_rl.worlds.config import ServedConfig, TrustConfig
 from robot_rl.worlds.history import TRAIN
@@ -122,6 +123,11 @@ def world(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+def imagined_in(world: Path) -> int:
+    """Returns what the model's own bill says of the runs here, which all have one name."""
+    return bills_of(world)[0].imagined.get("train tiny seed 0", 0)
+
+
 @pytest.mark.usefixtures("whole_runs")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_learns_in_a_model_and_is_better_where_it_is_real(
@@ -145,6 +151,7 @@ def test_a_method_learns_in_a_model_and_is_better_where_it_is_real(
         "method": method,
         "out": str(tmp_path),
     }
+    before = imagined_in(world)
     summary = phases.run(build(RunConfig, config))
     folder = folder_of(tmp_path)
     assert summary.base_success is not None
@@ -153,6 +160,7 @@ def test_a_method_learns_in_a_model_and_is_better_where_it_is_real(
     billed = summary.control_steps
     assert set(billed) == {"demo", "world"}
     assert method["env_steps"] <= billed["world"] < 1.1 * method["env_steps"]
+    assert imagined_in(world) - before == billed["world"]
     assert weights(folder, "final") != weights(folder, "base")
     # Nothing that could pass for experience is left, and a replay takes them as imagined ones alone.
     assert not (folder / "experience").exists()

@@ -1,6 +1,6 @@
 """A point that moves where it is pushed, as a Gymnasium environment; and who demonstrates in it, badly."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -14,7 +14,7 @@ class Point(gymnasium.Env[Any, Any]):
 
     observation_space = Box(-4.0, 4.0, (4,))
     action_space = Box(-1.0, 1.0, (2,))
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 20, "repeats": True}
+    metadata: Any = None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)

@@ -469,6 +469,7 @@ class Experience:
                 number,
                 autoreset="disabled",
                 settings=ImaginedConfig(gate=False, member=member),
+                by=f"train {conductor.session.config.recipe}: probes",
             )
             executor = ChunkExecutor(
                 self._policy,
@@ -484,6 +485,7 @@ class Experience:
                 obs, _, terminated, truncated, infos = step(action, live)
                 success |= infos["success"] & live
                 live &= ~(terminated | truncated)
+            env.close()
             solved.append(float(success.mean()))
         return float(np.mean(solved))
 
