@@ -86,6 +86,7 @@ class Reflection:
                 [episodes.episode_index, episodes.episode_index + episodes.num_episodes]
             ),
             source=None if episodes.source is None else twice(episodes.source),
+            start=None if episodes.start is None else twice(episodes.start),
             **{
                 name: twice(getattr(episodes, name))
                 for name in ("reward", "terminated", "truncated", "success")

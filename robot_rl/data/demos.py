@@ -32,6 +32,7 @@ from robot_rl.data.lerobot.edit import write_new
 from robot_rl.data.lerobot.layout import INFO, OWN
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.reading import ReadingConfig, ReadOptions
+from robot_rl.data.store.layout import is_store, read_layout
 
 __all__ = ["ChunkSampler", "Episodes", "EpisodesMeta", "each", "load_episodes", "save_episodes"]
 
@@ -231,6 +232,8 @@ def _joined(dataset: Dataset, meta: EpisodesMeta, as_executed: bool) -> Episodes
         source=np.empty(steps, np.uint8),
         **{name: np.empty(steps, bool) for name in flags},
     )
+    is_known = RESET_ROW in dataset.features and is_store(dataset.folder)
+    starts, begun = read_layout(dataset.folder).starts if is_known else None, list[str]()
     for number, end in enumerate(ends):
         episode, rows = dataset.read(number), slice(end - lengths[number], end)
         episode = episode.as_executed() if as_executed else episode
@@ -246,7 +249,9 @@ def _joined(dataset: Dataset, meta: EpisodesMeta, as_executed: bool) -> Episodes
         for key, values in joined.obs.items():
             values[rows] = episode.obs[key][np.arange(len(episode))]
             joined.final_obs[key][number] = episode.final_obs[key]
-    return joined
+        if starts is not None:
+            begun.append(starts.of(episode.obs[RESET_ROW])[0])
+    return joined if starts is None else dataclasses.replace(joined, start=np.array(begun))
 
 
 def _check_required(folder: Path, dataset: Dataset) -> None:

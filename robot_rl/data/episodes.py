@@ -68,6 +68,8 @@ class Episodes:
     """(E, ...): after the last step of each episode."""
     source: Array | None = None
     """(T,) uint8: source of each step, an index into `SOURCES`; None: not recorded."""
+    start: Array | None = None
+    """(E,) text: the class of a start bank in which each episode began; None: not recorded."""
 
     @property
     def num_episodes(self) -> int:
@@ -172,6 +174,7 @@ def together(parts: Sequence[Episodes]) -> Episodes:
         return first
     begun = np.cumsum([0, *(part.num_episodes for part in parts)])
     made = [part.source for part in parts if part.source is not None]
+    begun_in = [part.start for part in parts if part.start is not None]
     columns = ("action", "reward", "terminated", "truncated", "success")
     return Episodes(
         meta=replace(first.meta, **{name: _joined(parts, name) for name in ("task", "robot", "instruction")}),
@@ -182,6 +185,7 @@ def together(parts: Sequence[Episodes]) -> Episodes:
         ),
         final_obs={key: _stacked([part.final_obs[key] for part in parts]) for key in first.final_obs},
         source=np.concatenate(made) if len(made) == len(parts) else None,
+        start=np.concatenate(begun_in) if len(begun_in) == len(parts) else None,
     )
 
 

@@ -13,6 +13,7 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.policies.onnx_pictures import SUFFIX, read_encoder_graph
 from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.rollout.envs import episodes_of
+from robot_rl.sim.bank_files import OWN, load_bank
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.experts import require_expert
 from robot_rl.train.config import RunConfig
@@ -20,7 +21,7 @@ from robot_rl.train.earlier import open_earlier
 from robot_rl.train.finetune.config import stage_config
 from robot_rl.train.finetune.split import open_data
 from robot_rl.train.given import check_given, find_given
-from robot_rl.train.improve.config import OffPolicySettings, RL100Settings
+from robot_rl.train.improve.config import ImaginedSettings, OffPolicySettings, RL100Settings
 from robot_rl.worlds.inventory import check_fits
 
 
@@ -53,6 +54,7 @@ def check_before_learner(config: RunConfig) -> None:
         _check_experts(config)
         rows, allowed = config.env.resets.rows, "train: env.resets.evaluate=<class> evaluates held-out rows"
         require(rows == "train", "env.resets.rows", rows, allowed)
+    check_start_classes(config)
     if config.bc.policy is not None and given is None:
         read_head(Path(config.bc.policy))
     if config.env.kind == "sim":  # others' environments may take long to make
@@ -63,6 +65,22 @@ def check_before_learner(config: RunConfig) -> None:
             if isinstance(config.method, RL100Settings) and (world := config.method.offline.gate.world):
                 check_fits(world, meta, at="method.offline.gate.world")
             _check_recorded(config, meta, features)
+
+
+def check_start_classes(config: RunConfig) -> None:
+    """Refuses weights of classes in which no real episode of the run begins: nothing is imagined from there.
+
+    Raises:
+        ConfigError: names them, and those that the run has.
+        DatasetError: the bank is missing or damaged.
+    """
+    if not (isinstance(config.method, ImaginedSettings) and config.method.starts.classes):
+        return
+    resets = config.env.resets
+    known = () if resets.bank is None else (OWN, *load_bank(resets.bank, at="env.resets.bank").sets)
+    unknown = [name for name in config.method.starts.classes if name not in known]
+    allowed = ", ".join(known) or "none without env.resets.bank"
+    require(not unknown, "method.starts.classes", ", ".join(unknown), allowed)
 
 
 def _check_experts(config: RunConfig) -> None:

@@ -195,6 +195,7 @@ def joined(env: VectorEnv, rows: Sequence[Columns]) -> Episodes:
         **{name: np.concatenate([row[name] for row in rows]) for name in columns},
         episode_index=np.repeat(np.arange(len(rows)), lengths),
         final_obs={key.removeprefix("obs."): np.stack([row[f"final.{key}"] for row in rows]) for key in keys},
+        start=np.array([env.reset_classes[row["start"]] for row in rows]) if "start" in rows[0] else None,
     )
 
 
@@ -239,6 +240,8 @@ def _episode(moments: list[Moment], row: int) -> Columns:
         "truncated": np.array([moment.truncated[row] for moment in live]),
         "success": np.array([moment.infos["success"][row] for moment in live]),
     }
+    if "reset_class" in live[0].infos:
+        columns["start"] = live[0].infos["reset_class"][row]
     for key in live[0].obs:
         columns[f"obs.{key}"] = np.stack([moment.obs[key][row] for moment in live])
         columns[f"final.obs.{key}"] = live[-1].next_obs[key][row]

@@ -51,6 +51,7 @@ from robot_rl.train.base import (
     look,
     value_progress,
 )
+from robot_rl.train.before import check_start_classes
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
 from robot_rl.train.deploy.online import check_arms, make_arm
@@ -162,6 +163,7 @@ def _look_at_envs(config: RunConfig) -> None:
     if config.env.kind == "sim" and config.env.cameras:
         for scene in config.scenes.values():
             check_sight(scene)
+    check_start_classes(config)
     is_finetuned = "finetune" in config.plan
     if not (config.replay.reuse or config.bc.policy or config.sources or is_finetuned):
         return

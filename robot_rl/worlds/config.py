@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from robot_rl.core.errors import ConfigError, require, require_fields
@@ -193,11 +193,17 @@ class StartsConfig:
     """Any state of real episodes."""
     drop: float = 0.0
     """Before the states in which success becomes less probable most, by what became of episodes near them."""
+    classes: dict[str, float] = field(default_factory=lambda: dict[str, float]())
+    """First states of the episodes that began in a class of a start bank, such as `grasped`; weights by name.
+    Of experience that runs recorded, and of method=imagined."""
 
     def __post_init__(self) -> None:
-        weights = asdict(self)
-        require_fields(self, "starts.", "0 or more", *weights)
-        require(sum(weights.values()) > 0, "starts", "0 for all", "one above 0")
+        kinds = ("initial", "keyframe", "replay", "drop")
+        require_fields(self, "starts.", "0 or more", *kinds)
+        for name, weight in self.classes.items():
+            require(weight >= 0, f"starts.classes.{name}", weight, "0 or more")
+        total = sum(getattr(self, kind) for kind in kinds) + sum(self.classes.values())
+        require(total > 0, "starts", "0 for all", "one above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

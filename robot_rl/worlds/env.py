@@ -28,6 +28,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from robot_rl.config.build import build
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.hal.vector import Obs, VectorEnv, finite_actions, next_episodes, row_mask, set_spaces
@@ -98,7 +99,9 @@ class ImaginedConfig:
             allowed = ", ".join(cls.__dataclass_fields__)
             raise ConfigError(f"env.settings: got {', '.join(unknown)}, allowed: {allowed}")
         starts = given.pop("starts", {})
-        return cls(**given, starts=starts if isinstance(starts, StartsConfig) else StartsConfig(**starts))
+        if not isinstance(starts, StartsConfig):
+            starts = build(StartsConfig, starts, at="env.settings.starts")
+        return cls(**given, starts=starts)
 
 
 class WorldEnv(VectorEnv):

@@ -43,6 +43,9 @@ class History:
     """(E,) row of the last state."""
     ended: Array
     """(E,) bool: the task ended the episode; else the clock did."""
+    start: Array | None = None
+    """(E,) text: the class of a start bank in which each episode began, empty where that was not recorded;
+    None: of no episode it was."""
     pictures: dict[str, Array] = field(default_factory=lambda: dict[str, Array]())
     """Camera -> (P, h, w, 3) uint8, where they are learned from; a model on the disk has none."""
     pictured: Array | None = None
@@ -82,6 +85,7 @@ class History:
             first=begin + number,
             last=last,
             ended=episodes.terminated[end - 1].astype(bool),
+            start=episodes.start,
             pictures=pictures,
         )
 
@@ -110,6 +114,9 @@ class History:
             episode=np.concatenate([part.episode + count for part, count in zip(parts, counts, strict=True)]),
             first=np.concatenate([part.first + size for part, size in zip(parts, sizes, strict=True)]),
             last=np.concatenate([part.last + size for part, size in zip(parts, sizes, strict=True)]),
+            start=None
+            if all(part.start is None for part in parts)
+            else np.concatenate([part.begun_in() for part in parts]),
             pictures={
                 camera: np.concatenate([part.pictures[camera] for part in parts])
                 for camera in parts[0].pictures
@@ -131,6 +138,10 @@ class History:
     def solved(self) -> Array:
         """Returns (E,) bool: which episodes were solved at any step."""
         return np.logical_or.reduceat(self.success, self.first)
+
+    def begun_in(self) -> Array:
+        """Returns (E,) text: `start`, empty where it was not recorded."""
+        return np.full(self.num_episodes, "") if self.start is None else self.start
 
     def split(self, name: str) -> Array:
         """Returns the episodes of a split; see `split_of`."""

@@ -80,7 +80,9 @@ class World:
         if judged := _on_cpu(state_of(self.outcome)):
             _replace_tensors(folder / "outcome.safetensors", judged)
         _replace_arrays(folder / "arrays.npz", self.calibration.arrays())
-        _replace_arrays(folder / "history.npz", {name: getattr(self.history, name) for name in _OF_HISTORY})
+        arrays = {name: getattr(self.history, name) for name in _OF_HISTORY}
+        arrays |= {} if self.history.start is None else {"start": self.history.start}
+        _replace_arrays(folder / "history.npz", arrays)
         if self.images is not None:
             _replace_tensors(folder / "images.safetensors", _on_cpu(self.images.state_dict()))
             _replace_arrays(folder / "images.npz", self.images.arrays())
@@ -129,7 +131,7 @@ def load_world(folder: str | Path, *, device: str = "cpu") -> World:
         with np.load(path / "arrays.npz") as arrays:
             calibration = Calibration.of({name: arrays[name] for name in arrays.files})
         with np.load(path / "history.npz") as arrays:
-            history = History(meta=meta, **{name: arrays[name] for name in _OF_HISTORY})
+            history = History(meta=meta, **{name: arrays[name] for name in arrays.files})
         images = _images(head.get("images"), head["model"], meta, path)
         outcome = _outcome(head["outcome"], meta, images, path)
     except ConfigError:

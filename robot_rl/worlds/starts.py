@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from robot_rl.core.errors import ConfigError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.worlds.config import StartsConfig
 from robot_rl.worlds.history import AUDIT, Array, History
@@ -41,11 +42,14 @@ class Starts:
             "replay": np.concatenate(inner),
         }
         self.rows = {kind: found for kind, found in rows.items() if len(found)}
-        """Kind -> rows of the history."""
+        """Kind, or `class <name>` -> rows of the history."""
         if config.drop:
             found = drops(history, kept, stride)
             self.rows |= {"drop": found} if len(found) else {}
         weights = np.array([getattr(config, kind) for kind in self.rows])
+        for name, weight in config.classes.items():
+            self.rows[f"class {name}"] = history.first[_begun_in(history, kept, name)]
+            weights = np.append(weights, weight)
         if not weights.sum():
             weights = np.array([float(kind == "replay") for kind in self.rows])
         self._upto = np.cumsum(weights / weights.sum())
@@ -59,6 +63,24 @@ class Starts:
             mine = kind == number
             drawn[mine] = found[(at[mine] * len(found)).astype(np.int64)]
         return drawn
+
+
+def _begun_in(history: History, kept: Array, name: str) -> Array:
+    """Returns the episodes, of those that are kept, that began in a class.
+
+    Raises:
+        ConfigError: none did; the message has the classes in which some did.
+    """
+    begun = history.begun_in()[kept]
+    if not (begun == name).any():
+        there, counts = np.unique(begun[begun != ""], return_counts=True)
+        known = ", ".join(f"{one} ({count} episodes)" for one, count in zip(there, counts, strict=True))
+        nothing = (
+            "none, since no episode says in which class it began: give the experience/ of runs with "
+            "env.resets.bank"
+        )
+        raise ConfigError(f"starts.classes: got {name!r}, allowed: {known or nothing}.")
+    return kept[begun == name]
 
 
 def values(history: History, rows: Array) -> Array:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from robot_rl.cli.main import main
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.policy import ChunkSample, Policy
 from robot_rl.data.episode import Episode
+from robot_rl.data.episodes import together
 from robot_rl.data.store.check import repair
 from robot_rl.data.store.layout import STORE_JSON, change_store_json
 from robot_rl.data.store.reader import StoreReader
@@ -26,6 +27,7 @@ from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.bank_files import Bank
 from robot_rl.sim.config import EnvConfig, ResetsConfig
 from robot_rl.sim.vector import SimVectorEnv
+from robot_rl.train.demos import joined, played
 from robot_rl.train.recording import Recorder, recorded_of, starts_of
 from tests.plain import Plain
 
@@ -60,6 +62,21 @@ def record(env: SimVectorEnv, folder: Path, turns: int) -> None:
     with Recorder(folder, **recorded_of(env, is_arm=False), starts=starts) as recorder:
         for _ in range(turns):
             recorder.add(source.collect(publisher))
+
+
+def test_episodes_that_were_played_say_in_which_class_they_began(folder: Path) -> None:
+    resets = ResetsConfig(bank=str(folder), mix=MIX)
+    config = EnvConfig(task="gantry_peg", num_threads=1, resets=resets, horizon_s=0.3)
+    env, seeds = SimVectorEnv(config, 12, autoreset="disabled"), np.arange(12, dtype=np.uint64)
+    kinds = env.reset(seed=list(range(12)))[1]["reset_class"]
+    found = joined(env, played(env, seeds, lambda _: np.zeros((12, 3), np.float32)))
+    assert found.start is not None
+    assert found.start.tolist() == [env.reset_classes[kind] for kind in kinds]
+    assert len(set(found.start)) > 1
+    assert together([found, found]).start is not None
+    assert together([found, replace(found, start=None)]).start is None
+    plain = SimVectorEnv(EnvConfig(task="gantry_peg", num_threads=1, horizon_s=0.3), 2, autoreset="disabled")
+    assert joined(plain, played(plain, seeds[:2], lambda _: np.zeros((2, 3), np.float32))).start is None
 
 
 @pytest.fixture(name="store", scope="module")

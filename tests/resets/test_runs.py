@@ -18,7 +18,7 @@ from robot_rl.data.episode import RESET_ROW
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.sched.opened import opened
 from robot_rl.sim.bank_files import Bank
-from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.config import EnvConfig, ResetsConfig
 from robot_rl.sim.vector import SimVectorEnv
 from robot_rl.train.before import check_before_learner
 from robot_rl.train.config import RunConfig
@@ -155,6 +155,20 @@ def test_real_episodes_of_an_imagined_run_begin_in_the_bank_and_its_probes_as_ev
             infos = found.reset(seed=0)[1]
             begun[is_probe] = {found.reset_classes[kind] for kind in infos.get("reset_class", ())}
     assert begun == {False: {"grasped"}, True: {evaluate} - {"own"}}
+
+
+def test_imagination_begins_in_no_class_that_the_run_lacks(folder: Path, tmp_path: Path) -> None:
+    method = {"kind": "imagined", "starts": {"classes": {"grasp": 1.0, "own": 1.0}}}
+    env = {"task": "gantry_peg", "resets": {"bank": str(folder)}}
+    config = build(RunConfig, {**TINY, "env": env, "method": method, "out": str(tmp_path)})
+    words = r"method\.starts\.classes: got 'grasp', allowed: own, .*grasped"
+    for check in (check_before_learner, run):
+        with pytest.raises(ConfigError, match=words):
+            check(config)
+    without = replace(config, env=replace(config.env, resets=ResetsConfig()))
+    with pytest.raises(ConfigError, match=r"got 'grasp, own', allowed: none without env\.resets\.bank"):
+        run(without)
+    assert not list(tmp_path.iterdir())
 
 
 def test_training_in_held_out_rows_is_refused(folder: Path) -> None:

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.policy import ChunkSample, Policy
+from robot_rl.data.demos import load_episodes
 from robot_rl.data.episode import SOURCES, Feature, Starts
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot.edit import merge
 from robot_rl.data.lerobot.writer import record_checksums
 from robot_rl.data.reading import ReadingConfig
 from robot_rl.data.store.reader import open_source
+from robot_rl.data.store.seal import seal
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
 from robot_rl.train.earlier import check_earlier, open_earlier
@@ -230,6 +232,22 @@ def test_the_row_of_a_bank_is_kept_with_its_episode(tmp_path: Path) -> None:
             recorder.add(replace(turn(number, one), reset_row=np.array([[1, 5], [0, -1], [4, 1999]])))
     found = [open_source(tmp_path).read(lane).obs["reset_row"].tolist() for lane in range(LANES)]
     assert found == [[[1, 5]] * 2, [[0, -1]] * 2, [[4, 1999]] * 2]
+
+
+def test_the_class_of_a_start_is_read_from_a_sealed_recording(tmp_path: Path) -> None:
+    one = {"state": Feature("float32", (1,))}
+    starts = Starts(classes=("own", "grasped"), bank=None)
+    with Recorder(tmp_path, META, one, starts=starts) as recorder:
+        for number in range(8):  # lane 0 ends every 4 steps
+            recorder.add(replace(turn(number, one), reset_row=np.array([[number // 4, 5], [0, -1], [1, 7]])))
+    seal(tmp_path)
+    source = open_source(tmp_path)
+    whole = [number for number in range(len(source)) if source.read(number).is_complete]
+    found = load_episodes(tmp_path, read=ReadingConfig(episodes=",".join(map(str, whole))))
+    assert found.start is not None
+    assert found.start.tolist() == [starts.of(source.read(n).obs["reset_row"])[0] for n in whole]
+    assert set(found.start) == {"own", "grasped"}
+    assert "reset_row" not in found.obs
 
 
 def test_words_and_new_beginnings_cut_episodes_short(tmp_path: Path) -> None:

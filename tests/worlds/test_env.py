@@ -88,6 +88,22 @@ def test_two_samples_of_a_member_are_a_gate_of_their_own(
     assert not members.step_chunk(np.zeros((40, 4, 2), np.float32), 4).infos["cut"].any()
 
 
+def test_a_model_on_the_disk_keeps_the_classes_in_which_its_episodes_began(
+    world: World, tmp_path: Path
+) -> None:
+    world.save(tmp_path / "plain")
+    assert load_world(tmp_path / "plain").history.start is None
+    kinds = np.where(np.arange(world.history.num_episodes) % 2, "grasped", "own")
+    world.history = replace(world.history, start=kinds)
+    world.save(tmp_path / "classed")
+    assert (load_world(tmp_path / "classed").history.start == kinds).all()
+    only = {"classes": {"grasped": 1.0}, "initial": 0.0, "keyframe": 0.0, "replay": 0.0}
+    env = WorldEnv(str(tmp_path / "classed"), 8, settings={"starts": only})
+    first = env.reset(seed=0)[0]["state"]
+    known = world.history.state[world.history.first[kinds == "grasped"]]
+    assert all((row == known).all(axis=1).any() for row in first)
+
+
 def test_a_gate_that_was_not_calibrated_is_refused(world: World, tmp_path: Path) -> None:
     world.limits = replace(world.limits, min_rank=-1.0)
     world.save(tmp_path / "new")

@@ -8,6 +8,7 @@ import pytest
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.worlds.config import StartsConfig
+from robot_rl.worlds.env import ImaginedConfig
 from robot_rl.worlds.history import AUDIT, History
 from robot_rl.worlds.starts import Starts, drops, values
 from tests.worlds.conftest import META
@@ -70,8 +71,52 @@ def test_without_a_failure_nothing_drops_and_episodes_begin_anywhere() -> None:
     assert np.isin(starts.draw(EpisodeRng(np.arange(50), np.zeros(50))), starts.rows["replay"]).all()
 
 
+def classed() -> History:
+    """The same points: of ten episodes three began `grasped`, one `own`; of the rest it is not known."""
+    kinds = ["grasped"] * 3 + ["own"] + [""] * 6
+    return replace(forked(), start=np.array(kinds * (EPISODES // 10)))
+
+
+def test_episodes_begin_in_the_first_states_of_a_class_by_weight() -> None:
+    history = classed()
+    only = {"initial": 0, "keyframe": 0, "replay": 0}
+    classes = {"grasped": 3.0, "own": 1.0}
+    starts = Starts(history, StartsConfig(**only, classes=classes), stride=STRIDE)
+    drawn = starts.draw(EpisodeRng(np.arange(400), np.zeros(400)))
+    assert np.isin(drawn, history.first).all()
+    begun = history.begun_in()[history.episode[drawn]]
+    assert set(begun) == {"grasped", "own"}
+    assert (begun == "grasped").mean() == pytest.approx(0.75, abs=0.07)  # three standard deviations
+    assert not np.isin(history.episode[drawn], history.split(AUDIT)).any()
+    mixed = Starts(history, StartsConfig(**{**only, "replay": 3.0}, classes={"own": 1.0}), stride=STRIDE)
+    drawn = mixed.draw(EpisodeRng(np.arange(400), np.zeros(400)))
+    assert np.isin(drawn, mixed.rows["class own"]).mean() == pytest.approx(0.25, abs=0.08)
+
+
+def test_a_class_that_the_data_do_not_have_is_refused_with_those_that_they_have() -> None:
+    counts = np.unique(np.delete(classed().begun_in(), classed().split(AUDIT)), return_counts=True)
+    grasped, own = dict(zip(*counts, strict=True))["grasped"], dict(zip(*counts, strict=True))["own"]
+    words = rf"got 'grasp', allowed: grasped \({grasped} episodes\), own \({own} episodes\)\."
+    with pytest.raises(ConfigError, match=words):
+        Starts(classed(), StartsConfig(classes={"grasp": 1.0}), stride=STRIDE)
+    with pytest.raises(ConfigError, match=r"allowed: none, since no episode says in which class it began"):
+        Starts(forked(), StartsConfig(classes={"grasped": 1.0}), stride=STRIDE)
+
+
+def test_classes_stay_with_their_episodes_when_others_come() -> None:
+    both = History.joined([forked(), classed()])
+    assert (both.begun_in()[:EPISODES] == "").all()
+    assert (both.begun_in()[EPISODES:] == classed().start).all()
+    assert History.joined([forked(), forked()]).start is None
+
+
 def test_weights_that_are_none_are_refused() -> None:
     with pytest.raises(ConfigError, match="starts: got '0 for all'"):
         StartsConfig(initial=0, keyframe=0, replay=0)
     with pytest.raises(ConfigError, match=r"starts\.drop: got -1"):
         StartsConfig(drop=-1)
+    with pytest.raises(ConfigError, match=r"starts\.classes\.own: got -1"):
+        StartsConfig(classes={"own": -1.0})
+    with pytest.raises(ConfigError, match=r"env\.settings\.starts\.grasped: no such key"):
+        ImaginedConfig.of({"starts": {"grasped": 1.0}})
+    assert ImaginedConfig.of({"starts": {"classes": {"grasped": 1}}}).starts.classes == {"grasped": 1.0}

@@ -285,7 +285,7 @@ class CoEvolution:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.history = replace(self.history, **state["history"])
+        self.history = replace(self.history, **{"start": None, **state["history"]})  # earlier ones had none
         for name in ("stage", "version", "rollouts", "probes", "flawless", "best", "seed"):
             setattr(self, name, state[name])
         self.codes = state.get("codes")  # checkpoints of earlier versions have none
