@@ -164,7 +164,7 @@ def _body(task_name: str, robot_name: str, common: bool, gripper_steps: bool, wr
     config, quantities = EnvConfig(task=task_name, num_threads=1), state_quantities(task, robot)
     backend = make_backend(config, build_scene(task, robot), robot, quantities, 1, array="numpy")
     rest = {f"{joint}.pos": at for joint, at in zip(robot.arm_joints, robot.home_rad, strict=True)}
-    rest |= {f"{joint}.pos": robot.gripper_home for joint in robot.finger_joints}
+    rest |= {f"{joint}.pos": at for joint, at in zip(robot.finger_joints, robot.finger_home, strict=True)}
     state = [
         Element(name, f"{robot.name}.{name}" if name in rest else name, rest.get(name, 0.0))
         for name in backend.view.elements(quantities)[1]

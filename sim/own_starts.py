@@ -46,6 +46,7 @@ class OwnStarts:
         self._mocap_pos = bind("mocap_pos")
         self._act = bind("act") if self._index.lagging else None
         self._home = backend.asarray(np.asarray(robot.home_rad))
+        self._finger_home = backend.asarray(np.array(robot.finger_home))
         self._effector_home = backend.asarray(np.array([each.home for each in robot.all_effectors]))
 
     def begin(self, ids: Array, rng: EpisodeRng, seeds: Array, episodes: Array) -> None:
@@ -55,7 +56,7 @@ class OwnStarts:
         arm = self._home + noise
         assign(self._qpos, cells(ids, index.arm_qpos), arm)
         start = self._variants.begin(ids, seeds, episodes, task.start(rng))
-        fingers = robot.gripper_home if start.fingers is None else start.fingers
+        fingers = self._finger_home if start.fingers is None else start.fingers
         self._qpos[cells(ids, index.finger_qpos)] = fingers
         assign(self._ctrl, cells(ids, index.arm_ctrl), arm)
         self._ctrl[cells(ids, index.effector_ctrl)] = self._effector_home

@@ -16,12 +16,14 @@ from robot_rl.core.refusal import refusals
 
 if TYPE_CHECKING:
     from robot_rl.sim.robots.draft import Draft
+    from robot_rl.sim.robots.robot import Robot
 
 SUMMARY = "draft a robot file from an MJCF or a URDF; begin a task of your own"
 
 _HELP = """\
 Usage: robot-rl new robot file=<MJCF or URDF> [name=...] [out=<name>.yaml] [test=<file>]
-                          [keep=<body>] [tool=<body>] [fingers=<joint>,<joint>] [--json]
+                          [keep=<body>[,<body>]] [tool=<body>[,<body>]] [fingers=<joint>,<joint>]
+                          [--json]
        robot-rl new task name=<name> [like=reach] [out=<folder>] [--json]
 
 robot   reads the model, finds the arm's joints, the tool and the fingers, measures them, finds a home with
@@ -29,7 +31,9 @@ robot   reads the model, finds the arm's joints, the tool and the fingers, measu
         each number. It prints what it decided, and what it had to choose: what no model holds. test= writes
         a test that checks the rules of robots on the file. Where a model leaves a choice, the message names
         the setting: keep= (the arm, by its top-level body), tool= (the body at the arm's end), fingers= (the
-        gripper's joints; fingers=none for an arm without a gripper).
+        gripper's joints; fingers=none for an arm without a gripper). Two arms on one base become a robot of
+        two arms: the left, towards y, and the right. keep=<left>,<right> says which they are, by the bodies
+        on which they hang, tool=<left>,<right> their ends.
 task    writes a folder (default <name>/) with the task as a Python module, begun from a shipped task, a
         test that checks the rules of tasks on it, and the pyproject.toml that registers it.
 
@@ -54,10 +58,11 @@ class NewRobotConfig:
     """Robot file to write; <name>.yaml if None."""
     test: str | None = None
     """Test file to write; none if None."""
-    keep: str | None = None
-    """Top-level body of the arm, where the model holds several."""
-    tool: str | None = None
-    """Body that carries the tool, where it cannot be found."""
+    keep: tuple[str, ...] = ()
+    """Top-level body of the arm, where the model holds several; of two arms the bodies they hang on, left
+    first."""
+    tool: tuple[str, ...] = ()
+    """Body that carries the tool, where it cannot be found; of two arms one each, left first."""
     fingers: tuple[str, ...] | None = None
     """Joints of the gripper, where they cannot be found; `none` for none."""
 
@@ -169,19 +174,34 @@ def _broken_rules(draft: Draft) -> list[str]:
 
 def _print_robot(draft: Draft, out: Path, test: Path | None, broken: Sequence[str]) -> None:
     robot = draft.robot
-    gripper = "a gripper" if robot.gripper_actuator else "no gripper"
-    print(f"{out}: robot {draft.name}, an arm of {robot.num_arm_joints} joints with {gripper}\n\ndecided")
+    print(f"{out}: robot {draft.name}, {_arms(robot)}\n\ndecided")
     _print_rows([(each.field, each.value, f"{each.source}: {each.why}") for each in draft.decided])
     print("\nchosen, since no model holds it: set what you know in the file")
     _print_rows([(each.field, each.value, each.why) for each in draft.chosen])
     print("\nrules of robots: " + ("all kept" if not broken else "broken\n  " + "\n  ".join(broken)))
     print("\nnext")
-    steps = [f"robot-rl doctor robot={out} task=reach", f"robot-rl train recipe=reach env.robot={out}"]
+    if robot.kind == "two_arms":
+        settings = "env.task=bimanual_reach env.reward=dense"
+        steps = [f"robot-rl train recipe=plain_ppo {settings} env.robot={out}"]
+    else:
+        steps = [f"robot-rl doctor robot={out} task=reach", f"robot-rl train recipe=reach env.robot={out}"]
     if test is not None:
         steps.insert(0, f"pytest {test}")
     if robot.gripper_actuator:
         steps.append(f"robot-rl doctor robot={out} task=pick_cube")
     print("\n".join(f"  {step}" for step in steps))
+
+
+def _arms(robot: Robot) -> str:
+    """Returns what the robot consists of, in words."""
+    words: list[str] = []
+    for arm in robot.all_arms:
+        gripper = (
+            "a gripper" if any(e.name.startswith(arm.name) for e in robot.all_effectors) else "no gripper"
+        )
+        which = f"a {arm.name.rstrip('_')} arm" if arm.name else "an arm"
+        words.append(f"{which} of {len(arm.joints)} joints with {gripper}")
+    return " and ".join(words)
 
 
 def _print_rows(rows: Sequence[tuple[str, str, str]]) -> None:

@@ -118,7 +118,7 @@ def _add_sensor(spec: mujoco.MjSpec, robot: RobotNames, name: str) -> None:
     """Adds the sensor of a quantity, unless the scene has one of that name.
 
     `drawer.vel` is of a joint, `tip_in_hole.pos` of a site or body in the frame of another; `tool` is the
-    robot's tool site.
+    robot's tool site, `left_tool` and `right_tool` those of two arms.
     """
     if spec.sensor(name) is not None:
         return
@@ -126,9 +126,9 @@ def _add_sensor(spec: mujoco.MjSpec, robot: RobotNames, name: str) -> None:
     joint = spec.joint(thing)
     is_moved_by_one = joint is not None and joint.type in (mjtJoint.mjJNT_HINGE, mjtJoint.mjJNT_SLIDE)
     if is_moved_by_one and kind in _OF_JOINTS:
-        if thing == "tool":
+        if thing in robot.tool_sites:
             raise ModelError(
-                f"quantity {name!r}: a joint is named 'tool', which means the tool site. Rename it."
+                f"quantity {name!r}: a joint is named {thing!r}, which means the tool site. Rename it."
             )
         spec.add_sensor(name=name, type=_OF_JOINTS[kind], objtype=mjtObj.mjOBJ_JOINT, objname=thing)
         return
@@ -145,8 +145,8 @@ def _add_sensor(spec: mujoco.MjSpec, robot: RobotNames, name: str) -> None:
 
 def _frame(spec: mujoco.MjSpec, robot: RobotNames, thing: str, quantity: str) -> tuple[mjtObj, str]:
     """Returns the kind and name of the site or body that a quantity means."""
-    if thing == "tool":
-        return mjtObj.mjOBJ_SITE, robot.tool_site
+    if thing in robot.tool_sites:
+        return mjtObj.mjOBJ_SITE, robot.tool_sites[thing]
     if spec.site(thing) is not None:
         return mjtObj.mjOBJ_SITE, thing
     if spec.body(thing) is not None:

@@ -19,6 +19,8 @@ from robot_rl.core.errors import ModelError, nearest
 _SINGLE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 _FEWEST = 2
 """Fewest joints in a row that are an arm."""
+_APART_M = 0.01
+"""Of two arms' bases, along y, so that one is the left."""
 _FINGER_CHAIN = 2
 """Most joints in a row of one finger that nothing couples."""
 _FINGER_JOINT = re.compile("finger|jaw|grip|claw|knuckle|thumb", re.IGNORECASE)
@@ -32,7 +34,7 @@ class Anatomy:
     """What an arm consists of."""
 
     root: int
-    """Top-level body."""
+    """Body at which the arm begins; of an arm alone the top-level body."""
     arm: tuple[int, ...]
     """Joints of the arm, base to tool."""
     hand: int
@@ -90,30 +92,47 @@ class Skeleton:
         return {follower: leader for follower, leader in pairs.items() if leader >= 0}
 
 
-def find_anatomy(
+def find_anatomies(
     model: mujoco.MjModel,
     at: str,
     *,
-    keep: str | None = None,
-    tool: str | None = None,
+    keep: tuple[str, ...] = (),
+    tool: tuple[str, ...] = (),
     fingers: tuple[str, ...] | None = None,
-) -> Anatomy:
-    """Returns the parts of the one arm in a model.
+) -> tuple[Anatomy, ...]:
+    """Returns the parts of the one arm in a model, or of its left arm and its right one.
 
     Args:
         model: as its file has it.
         at: begins the message of an error.
-        keep: top-level body of the arm, where there are several.
-        tool: body that carries the tool, where it cannot be found.
-        fingers: joints of the gripper, where they cannot be found; empty for none.
+        keep: top-level body of the arm, where there are several; two bodies, on which the left arm and the
+            right one hang, where it cannot be found which is which.
+        tool: bodies that carry the tools, where they cannot be found.
+        fingers: joints of the grippers, where they cannot be found; empty for none.
 
     Raises:
-        ModelError: no arm, several, or what is at its end is no gripper of one servo; the message says which
-            setting decides.
+        ModelError: no arm, more than two, or what is at the end of one is no gripper of one servo; the
+            message says which setting decides.
     """
     bones = Skeleton(model)
-    root = _root(bones, keep, at)
-    _check_joints(bones, root, at)
+    roots = _roots(bones, keep, at)
+    for root in roots:
+        _check_joints(bones, root, at)
+    if tool and len(tool) != len(roots):
+        raise ModelError(f"{at}: tool: got {len(tool)} bodies for {len(roots)} arms. Give one for each arm.")
+    found: list[Anatomy] = []
+    for number, root in enumerate(roots):
+        others = {bones.joint_name(j) for other in roots if other != root for j in bones.joints_below(other)}
+        own = None if fingers is None else tuple(name for name in fingers if name not in others)
+        found.append(_anatomy(bones, root, tool[number] if tool else None, own, at))
+    return tuple(found)
+
+
+def _anatomy(
+    bones: Skeleton, root: int, tool: str | None, fingers: tuple[str, ...] | None, at: str
+) -> Anatomy:
+    """Returns the parts of the arm that begins at a body."""
+    model = bones.model
     chain, ends = _chain(bones, root)
     found = _fingers(bones, chain, ends, fingers, at)
     inner = {joint for end in ends for joint in bones.joints_below(end)}
@@ -125,20 +144,76 @@ def find_anatomy(
     return Anatomy(root=root, arm=arm, hand=hand, fingers=found, why_hand=why)
 
 
-def _root(bones: Skeleton, keep: str | None, at: str) -> int:
-    """Returns the top-level body of the arm."""
+def _roots(bones: Skeleton, keep: tuple[str, ...], at: str) -> tuple[int, ...]:
+    """Returns the body at which the one arm begins, or those of the left arm and the right one."""
     tops = {bones.name(body): body for body in bones.children[0]}
     coupled = set(bones.followers())
     arms = [name for name, body in tops.items() if bones.depth(body, coupled) >= _FEWEST]
-    if keep is not None:
-        if keep not in arms:
-            raise ModelError(f"{at}: keep: no arm hangs on {keep!r}.{nearest(keep, arms or tops)}")
-        return tops[keep]
+    if len(keep) > 1:
+        return _given_pair(bones, keep, at)
+    if keep:
+        if keep[0] not in arms:
+            raise ModelError(f"{at}: keep: no arm hangs on {keep[0]!r}.{nearest(keep[0], arms or tops)}")
+        arms = list(keep)
     if not arms:
         raise ModelError(f"{at}: {_no_chain(bones, 0)}")
     if len(arms) > 1:
-        raise ModelError(f"{at}: it holds {len(arms)} arms, on {', '.join(arms)}. Choose one: keep={arms[0]}")
-    return tops[arms[0]]
+        raise ModelError(
+            f"{at}: it holds {len(arms)} arms, on {', '.join(arms)}. Choose one: keep={arms[0]}. Two that "
+            "stand apart become one robot by a file each, and one that places them: docs/tasks.md, Two arms."
+        )
+    return _halves(bones, tops[arms[0]], at) or (tops[arms[0]],)
+
+
+def _given_pair(bones: Skeleton, keep: tuple[str, ...], at: str) -> tuple[int, ...]:
+    """Returns the bodies that somebody says carry the left arm and the right one."""
+    named = {bones.name(body): body for body in range(1, bones.model.nbody)}
+    coupled = set(bones.followers())
+    known = [name for name, body in named.items() if bones.depth(body, coupled) >= _FEWEST]
+    for name in keep:
+        if name not in known:
+            raise ModelError(f"{at}: keep: no arm hangs on {name!r}.{nearest(name, known)}")
+    roots = tuple(named[name] for name in keep)
+    below = [set(bones.below(root)) for root in roots]
+    tops = {int(bones.model.body_rootid[root]) for root in roots}
+    if len(roots) > 2 or len(tops) > 1 or below[0] & below[1]:
+        raise ModelError(
+            f"{at}: keep: got {', '.join(keep)}, allowed: one arm, or two on one base of which neither hangs "
+            "on the other."
+        )
+    return roots
+
+
+def _halves(bones: Skeleton, top: int, at: str) -> tuple[int, ...]:
+    """Returns where the left arm and the right one begin on a base that stands; nothing if it has not two."""
+    if bones.joints(top):
+        return ()
+    coupled, ends = set(bones.followers()), bones.branches(top)
+    arms = [end for end in ends if bones.depth(end, coupled) >= _FEWEST]
+    if len(arms) < 2:
+        return ()
+    names = ", ".join(map(bones.name, arms))
+    if len(arms) > 2:
+        raise ModelError(
+            f"{at}: {len(arms)} arms, or fingers of many joints, hang on {bones.name(top)!r}: {names}. One "
+            "arm fits, or two. Take the others out of the model."
+        )
+    if loose := [
+        bones.joint_name(joint) for end in ends if end not in arms for joint in bones.joints_below(end)
+    ]:
+        raise ModelError(
+            f"{at}: {', '.join(loose)} is of neither of the arms at {names}, and nothing would move it. Take "
+            "it out of the model."
+        )
+    data = mujoco.MjData(bones.model)
+    mujoco.mj_kinematics(bones.model, data)
+    y_m = [float(data.xanchor[bones.joints(arm)[0], 1]) for arm in arms]
+    if abs(y_m[0] - y_m[1]) < _APART_M:
+        raise ModelError(
+            f"{at}: two arms begin at {names}, and neither is farther to the left, which is towards y. Say "
+            f"which is left, first: keep={','.join(map(bones.name, arms))}"
+        )
+    return tuple(arms) if y_m[0] > y_m[1] else (arms[1], arms[0])
 
 
 def _no_chain(bones: Skeleton, body: int) -> str:
@@ -214,7 +289,8 @@ def _of_branches(bones: Skeleton, ends: list[int], at: str) -> tuple[int, ...]:
         raise ModelError(
             f"{at}: the chain divides at {where!r} into {', '.join(map(bones.name, ends))}, and "
             f"{', '.join(long)} has more than {_FINGER_CHAIN} joints in a row: several arms, or a hand of "
-            "many joints. One arm fits, with a gripper that one servo moves. Take the others out."
+            "many joints. One arm fits, with a gripper that one servo moves, or two whose base has no joint. "
+            "Take the others out."
         )
     hands = {bones.name(int(model.body_parentid[end])): end for end in ends if _leads(bones, end, followers)}
     if len(hands) > 1:

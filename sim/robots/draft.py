@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import ModelError
 from robot_rl.sim.backends.model_index import ModelIndex
-from robot_rl.sim.robots.anatomy import Anatomy, find_anatomy
+from robot_rl.sim.robots.anatomy import Anatomy, find_anatomies
 from robot_rl.sim.robots.draft_text import Finding, Source, robot_text
 from robot_rl.sim.robots.hand_shape import HandRuler, HandShape
 from robot_rl.sim.robots.home import PLACES_M, find_home
@@ -34,6 +34,7 @@ from robot_rl.sim.robots.servo_block import (
     least_armature,
     servos_block,
 )
+from robot_rl.sim.robots.two_arms import SIDES, read_two_arms
 from robot_rl.sim.robots.urdf import parse
 
 Array = NDArray[Any]
@@ -75,69 +76,121 @@ def draft_robot(
     out: Path,
     *,
     name: str,
-    keep: str | None = None,
-    tool: str | None = None,
+    keep: tuple[str, ...] = (),
+    tool: tuple[str, ...] = (),
     fingers: tuple[str, ...] | None = None,
 ) -> Draft:
-    """Returns a robot file for an MJCF or a URDF; writes nothing.
+    """Returns a robot file for an MJCF or a URDF of one arm, or of two on one base; writes nothing.
 
     Args:
         model: the MJCF or URDF.
         out: where the file will be: its paths are relative to its folder.
         name: of the robot.
-        keep: top-level body of the arm, where the model holds several.
-        tool: body that carries the tool, where it cannot be found.
-        fingers: joints of the gripper, where they cannot be found; empty for none.
+        keep: top-level body of the arm, where the model holds several; two bodies on which the left arm and
+            the right one hang, where it cannot be found which is which.
+        tool: bodies that carry the tools, where they cannot be found.
+        fingers: joints of the grippers, where they cannot be found; empty for none.
 
     Raises:
         ModelError: the model cannot be read, or it holds no arm with at most one gripper of one servo.
     """
-    drafting = _Drafting(model, out, name)
-    drafting.look(keep, tool, fingers)
-    drafting.decide_limits()
-    drafting.decide_gripper()
-    drafting.decide_home()
-    drafting.decide_servos()
-    return drafting.draft()
+    at = f"robot {name}: {model}"
+    if not model.is_file():
+        raise ModelError(f"{at}: there is no such file.")
+    spec = read_model(model, name)
+    try:
+        compiled = spec.compile()
+    except ValueError as error:
+        raise ModelError(f"{at}: MuJoCo cannot compile it: {error}") from error
+    arms = find_anatomies(compiled, at, keep=keep, tool=tool, fingers=fingers)
+    sides = ("",) if len(arms) == 1 else SIDES
+    parts = [
+        _Drafting(model, out, name, spec, compiled, found, side)
+        for found, side in zip(arms, sides, strict=True)
+    ]
+    for part in parts:
+        part.look(is_scene=bool(keep) or model.suffix != ".urdf")
+        part.decide_limits()
+        part.decide_gripper()
+        part.decide_home()
+        part.decide_servos()
+    if len(parts) == 1:
+        content, findings, robot = parts[0].content, parts[0].findings, read_robot(out, parts[0].content)
+    else:
+        content, findings = _of_two(parts)
+        robot = read_two_arms(out, content, load=_no_other)
+    text = robot_text(content, findings, model, out)
+    assert yaml.safe_load(text) == content, "the text is not the content"
+    robot.build()  # it loads
+    return Draft(name=name, text=text, robot=robot, findings=findings)
+
+
+def _of_two(parts: Sequence[_Drafting]) -> tuple[dict[str, Any], list[Finding]]:
+    """Returns the content of the file of two arms, and the reasons."""
+    shared, sides, findings = dict[str, Any](), dict[str, Any](), list[Finding]()
+    for side, part in zip(SIDES, parts, strict=True):
+        mine = {key: value for key, value in part.content.items() if key != "name"}
+        model = mine["model"]
+        shared = {key: model[key] for key in ("file", "keep") if key in model}
+        sides[side] = mine | {"model": {key: model[key] for key in model if key not in shared}}
+        kept = "model.keep"  # of both
+        findings += [
+            each if each.field == kept else each._replace(field=f"{side}.{each.field}")
+            for each in part.findings
+            if each.field != kept or side == SIDES[0]
+        ]
+    return {"name": parts[0].content["name"], "model": shared, **sides}, findings
+
+
+def _no_other(name: str) -> Robot:
+    raise AssertionError(f"a draft names no other robot, {name!r}")
 
 
 class _Drafting:
-    """The content of the file as it grows, and the reasons."""
+    """What the file says about an arm as it grows, and the reasons."""
 
-    def __init__(self, model: Path, out: Path, name: str) -> None:
-        self._path, self._out, self._at = model, out, f"robot {name}: {model}"
-        self._is_urdf = model.suffix == ".urdf"
-        self._findings: list[Finding] = []
-        self._content: dict[str, Any] = {"name": name, "model": {"file": _file(model, out)}}
-
-    def look(self, keep: str | None, tool: str | None, fingers: tuple[str, ...] | None) -> None:
-        """Finds arm, hand and tool in the model."""
-        if not self._path.is_file():
-            raise ModelError(f"{self._at}: there is no such file.")
-        spec = read_model(self._path, self._content["name"])
-        try:
-            self._model = model = spec.compile()
-        except ValueError as error:
-            raise ModelError(f"{self._at}: MuJoCo cannot compile it: {error}") from error
-        self._found = found = find_anatomy(model, self._at, keep=keep, tool=tool, fingers=fingers)
+    def __init__(
+        self,
+        path: Path,
+        out: Path,
+        name: str,
+        spec: mujoco.MjSpec,
+        model: mujoco.MjModel,
+        found: Anatomy,
+        side: str,
+    ) -> None:
+        self._path, self._out, self._at = path, out, f"robot {name}: {path}"
+        self._is_urdf = path.suffix == ".urdf"
+        self._spec, self._model, self._found, self._side = spec, model, found, side
+        self._top = int(model.body_rootid[found.root])
         self._shape = HandRuler(model, found, self._at).shape()
-        if not self._is_urdf:
-            self._isolate(spec, found)
+        self.findings: list[Finding] = []
+        self.content: dict[str, Any] = {"name": name, "model": {"file": _file(path, out)}}
+
+    def look(self, *, is_scene: bool) -> None:
+        """Names the joints of the arm; of a scene, keeps the top-level body that carries it."""
+        model, found = self._model, self._found
+        if is_scene:
+            self._isolate()
         self._joints = [self._short(model.joint(joint).name) for joint in found.arm]
         names = ", ".join(self._joints)
         root = model.body(found.root).name
         self._note("arm_joints", names, "model", f"the {len(found.arm)} joints in a row on {root!r}")
-        taken = {self._short(site.name) for site in spec.sites}
-        site = next(name for name in _TOOL_SITES if name not in taken)
-        self._content |= {"arm_joints": self._joints, "arm_actuators": self._joints, "tool_site": site}
+        taken = {self._short(site.name) for site in self._spec.sites}
+        names = (self._own(name) for name in _TOOL_SITES)
+        site = next(name for name in names if name not in taken)
+        self.content |= {"arm_joints": self._joints, "arm_actuators": self._joints, "tool_site": site}
 
-    def _isolate(self, spec: mujoco.MjSpec, found: Anatomy) -> None:
-        """Keeps the arm of a scene; takes what is before all names of the arm off."""
-        source, root = self._content["model"], self._model.body(found.root).name
+    def _isolate(self) -> None:
+        """Keeps the arm of a scene; takes what is before all names of an arm alone off."""
+        source, found, spec = self.content["model"], self._found, self._spec
+        root = self._model.body(self._top).name
         if not root:
             return  # an arm alone, whose base nobody named
         source["keep"] = root
         self._note("model.keep", root, "model", "scene, lights, cameras and other things are left out")
+        if self._side:
+            return  # names of the left arm and the right one stay apart
         joints = [self._model.joint(joint).name for joint in (*found.arm, *found.fingers)]
         before, slash, _ = joints[0].rpartition("/")
         prefix = before + slash
@@ -169,7 +222,7 @@ class _Drafting:
         limits["effort_n_m"] = _floats(np.where(unknown, self._needed_efforts(), effort), 3)
         none = f"the model has none: twice the largest weight, and a servo's force for a lead of {_LEAD:g}"
         self._noted_rows("effort_n_m", unknown, "what limits the joint's force", none)
-        self._content["limits"] = limits
+        self.content["limits"] = limits
 
     def _noted_rows(self, key: str, chosen: Array, read: str, why: str) -> None:
         """Notes a row of numbers, of which the model has some."""
@@ -224,8 +277,8 @@ class _Drafting:
             return
         names = [self._short(self._model.joint(finger).name) for finger in fingers]
         slides = self._model.jnt_type[fingers[0]] == mujoco.mjtJoint.mjJNT_SLIDE
-        self._content |= {
-            "gripper_actuator": "gripper",
+        self.content |= {
+            "gripper_actuator": self._own("gripper"),
             "gripper_open": round(shape.opened, 4),
             "gripper_closed": round(shape.closed, 4),
             "gripper_home": round(shape.opened, 4),
@@ -244,20 +297,21 @@ class _Drafting:
 
     def decide_home(self) -> None:
         """Chooses the opening axis whose home is best, and takes that home."""
-        shape, source = self._shape, self._content["model"]
+        shape, source = self._shape, self.content["model"]
         low, high = (np.array(self._limits[f"position_{end}_rad"]) for end in ("low", "high"))
         start = np.clip(np.zeros(len(low)), low, high)
-        self._content["home_rad"] = _floats(start, 4)
+        base_m = self._base_m()
+        self.content["home_rad"] = _floats(start, 4)
         source["servos"] = self._unmeasured_servos()
         body = self._short(self._model.body(self._found.hand).name)
         best: tuple[tuple[float, float], Array, Sequence[float]] | None = None
         for opening in shape.openings:
             source["tool"] = _tool(body, shape, opening)
             robot = self._robot()
-            home = find_home(robot)
+            home = find_home(robot, base_m)
             if home is None:
                 continue
-            away_m = float(np.linalg.norm(_tool_at(robot, home) - PLACES_M[0]))
+            away_m = float(np.linalg.norm(_tool_at(robot, home) - base_m - PLACES_M[0]))
             score = (round(away_m, 2), round(float(np.linalg.norm(np.array(home) - start)), 2))
             if best is None or score < best[0]:
                 best = score, opening, home
@@ -268,9 +322,9 @@ class _Drafting:
             why = (
                 "none was found with the tool pointing down; correct approach_axis, or tool= at another body"
             )
-            self._note("home_rad", str(self._content["home_rad"]), "chosen", why)
+            self._note("home_rad", str(self.content["home_rad"]), "chosen", why)
             return
-        self._content["home_rad"] = list(best[2])
+        self.content["home_rad"] = list(best[2])
         at = _tool_at(self._robot(), best[2])
         where = f"the tool is at ({', '.join(f'{value + 0.0:.2f}' for value in at)}) m, pointing down"
         self._note("home_rad", str(list(best[2])), "computed", where)
@@ -281,23 +335,26 @@ class _Drafting:
         block = yaml.safe_load(textwrap.dedent(servos_block(robot, robot.build().compile())))["servos"]
         if self._shape.gap_m:
             block["gripper_gap_m"] = self._shape.gap_m
-        self._content["model"]["servos"] = block
+        self.content["model"]["servos"] = block
         why = "kp = 400 M and kd = 40 M of each joint's inertia M at home: critically damped, 0.1 s behind"
         self._note("model.servos", f"kp {block['kp']}", "computed", why)
         if self._found.fingers and not _effort(self._model, self._found.fingers[0]):
             why = "the model limits no finger's force: raise it if things slip, lower it if they break"
             self._note("model.servos.gripper_effort", f"{block['gripper_effort']:g}", "chosen", why)
 
-    def draft(self) -> Draft:
-        """Returns the file; it loads, and says what was decided."""
-        text = robot_text(self._content, self._findings, self._path, self._out)
-        assert yaml.safe_load(text) == self._content, "the text is not the content"
-        robot = self._robot()
-        robot.build()
-        return Draft(name=robot.name, text=text, robot=robot, findings=self._findings)
+    def _base_m(self) -> Array:
+        """Returns from where places for the tool are counted (3,): the origin, or one of two arms' base."""
+        if not self._side:
+            return np.zeros(3)
+        data = mujoco.MjData(self._model)
+        mujoco.mj_kinematics(self._model, data)
+        first = data.xanchor[self._found.arm[0]]
+        if "keep" in self.content["model"]:  # which brings it to the origin
+            first = first - self._model.body_pos[self._top]
+        return np.array([first[0], first[1], 0.0])
 
     def _robot(self) -> Robot:
-        return read_robot(self._out, self._content)
+        return read_robot(self._out, self.content)
 
     def _unmeasured_servos(self) -> dict[str, Any]:
         """Returns servos that leave the model's armatures as they are, so that masses can be measured."""
@@ -318,12 +375,16 @@ class _Drafting:
                 servos["gripper_gap_m"] = self._shape.gap_m
         return servos
 
+    def _own(self, name: str) -> str:
+        """Returns a name with the side before it, where there are two."""
+        return f"{self._side}_{name}" if self._side else name
+
     def _short(self, name: str) -> str:
         """Returns a name as the loader leaves it."""
-        return name.removeprefix(self._content["model"].get("prefix", ""))
+        return name.removeprefix(self.content["model"].get("prefix", ""))
 
     def _note(self, field: str, value: str, source: Source, why: str) -> None:
-        self._findings.append(Finding(field, value, source, why))
+        self.findings.append(Finding(field, value, source, why))
 
 
 def _tool(body: str, shape: HandShape, opening: Array) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import yaml
 Source = Literal["model", "shapes", "computed", "chosen"]
 """Whether a value is read, measured, computed, or chosen without knowing."""
 
+_DOCTOR = "# `robot-rl doctor robot={} task=reach` measures what is here."
 _WIDTH = 96
 """Characters of a comment."""
 _ORDER = (
-    "name", "model", "arm_joints", "arm_actuators", "gripper_actuator", "gripper_open", "gripper_closed",
-    "gripper_home", "finger_joints", "tool_site", "home_rad", "limits",
+    "name", "model", "left", "right", "arm_joints", "arm_actuators", "gripper_actuator", "gripper_open",
+    "gripper_closed", "gripper_home", "finger_joints", "tool_site", "home_rad", "limits",
 )  # fmt: skip
 _MODEL_ORDER = ("file", "keep", "prefix", "tool", "servos")
 
@@ -46,26 +47,22 @@ def robot_text(content: Mapping[str, Any], findings: Sequence[Finding], model: P
         f"# {content['name']}, written by `robot-rl new robot` from {model.name}.",
         "# docs/tasks.md explains each key.",
         "# CHOSEN: no model holds this number; replace it by what you know of the arm.",
-        f"# `robot-rl doctor robot={out.name} task=reach` measures what is here.",
+        *([] if "left" in content else [_DOCTOR.format(out.name)]),
     ]
-    for key in sorted(content, key=_ORDER.index):
-        if key == "model":
-            inner = sorted(content[key], key=_MODEL_ORDER.index)
-            lines += ["model:", *_section("model", {name: content[key][name] for name in inner}, found)]
-        elif key == "limits":
-            lines += ["limits:", *_section(key, content[key], found)]
-        else:
-            lines += [*_reason(found.get(key), ""), f"{key}: {_flow(content[key])}"]
+    lines += _section("", content, found)
     return "\n".join(lines) + "\n"
 
 
 def _section(at: str, values: Mapping[str, Any], found: Mapping[str, Finding]) -> list[str]:
-    indent, lines = "  " * (1 + at.count(".")), list[str]()
-    for key, value in values.items():
-        name = f"{at}.{key}"
+    indent, lines = "  " * at.count("."), list[str]()
+    order = (
+        _MODEL_ORDER if at.endswith("model.") else _ORDER if at in ("", "left.", "right.") else tuple(values)
+    )
+    for key in sorted(values, key=order.index):
+        name, value = f"{at}{key}", values[key]
         lines += _reason(found.get(name), indent)
         if isinstance(value, dict):
-            lines += [f"{indent}{key}:", *_section(name, value, found)]
+            lines += [f"{indent}{key}:", *_section(f"{name}.", value, found)]
         else:
             lines.append(f"{indent}{key}: {_flow(value)}")
     return lines

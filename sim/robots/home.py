@@ -1,5 +1,6 @@
 """Finds joint positions for a robot's home: the tool over the table, pointing down and forward."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -26,11 +27,15 @@ _TOOL = np.diag([1.0, -1.0, -1.0])
 """World from tool: x forward, z down."""
 
 
-def find_home(robot: Robot) -> tuple[float, ...] | None:
+def find_home(robot: Robot, base_m: Sequence[float] | Array = (0.0, 0.0, 0.0)) -> tuple[float, ...] | None:
     """Returns joint positions with the tool at the best place that is found, or None.
 
     Damped least squares from the file's home and random postures; of those that arrive, one with no shape
     below the table, whose joints are high, and near to those of the file.
+
+    Args:
+        robot: an arm.
+        base_m: from where the places are counted.
     """
     model = robot.build().compile()
     index, data = ModelIndex(model, robot), mujoco.MjData(model)
@@ -42,7 +47,7 @@ def find_home(robot: Robot) -> tuple[float, ...] | None:
     for place_m in PLACES_M:
         found: list[tuple[bool, float, Array]] = []
         for start in starts:
-            position = _solve(model, data, index, np.asarray(place_m), start, low, high)
+            position = _solve(model, data, index, np.add(place_m, base_m), start, low, high)
             if position is not None:
                 height_m, turned_rad = data.xanchor[:, 2].mean(), np.linalg.norm(position - robot.home_rad)
                 is_above = _lowest_m(model, data, robot) >= 0.0

@@ -8,19 +8,20 @@ Elements of `mobile_panda`: those of the Panda, with `arm_` before their names; 
 Panda twice, with `left_` and `right_` before their names, on the body `torso`; left is towards y.
 """
 
-from dataclasses import replace
-
 import mujoco
 from mujoco import mjtGeom, mjtJoint
 
 from robot_rl.hal.safety import SafetyLimits
 from robot_rl.sim.robots import panda
 from robot_rl.sim.robots.panda import PANDA
-from robot_rl.sim.robots.physics import physics_options
-from robot_rl.sim.robots.robot import Arm, Effector, Robot
+from robot_rl.sim.robots.physics import empty_spec
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.robots.servo import add_position_servo
+from robot_rl.sim.robots.two_arms import Place, prefixed, side_by_side
 
 _ARM = "arm_"
+_RAISED = prefixed(PANDA, _ARM)
+"""The arm on the base."""
 _BASE_JOINTS = ("base_x", "base_y", "base_yaw")
 _BASE_AXES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 _BASE_KP, _BASE_KD = (20000.0, 20000.0, 2000.0), (2000.0, 2000.0, 200.0)
@@ -44,7 +45,7 @@ MOBILE_LIMITS = SafetyLimits(
 
 def build_mobile() -> mujoco.MjSpec:
     """Returns the Panda on a base that drives: the base at the origin, z up, no scene."""
-    spec = _empty("mobile_panda")
+    spec = empty_spec("mobile_panda")
     parent = spec.worldbody.add_body(name="base")
     for index, name in enumerate(_BASE_JOINTS):
         parent = parent.add_body(name=name)
@@ -71,68 +72,25 @@ def build_mobile() -> mujoco.MjSpec:
     return spec
 
 
-def build_two() -> mujoco.MjSpec:
-    """Returns two Pandas, whose middle is the origin: z up, both look along x, no scene."""
-    spec = _empty("two_pandas")
-    torso = spec.worldbody.add_body(name="torso")
-    for side, y in (("left_", 0.5 * APART_M), ("right_", -0.5 * APART_M)):
-        spec.attach(panda.build(), frame=torso.add_frame(pos=(0.0, y, 0.0)), prefix=side)
-    return spec
-
-
-def _empty(name: str) -> mujoco.MjSpec:
-    spec = mujoco.MjSpec()
-    spec.modelname = name
-    spec.compiler.degree = False
-    physics_options(spec)
-    return spec
-
-
-def _arm(side: str) -> Arm:
-    return Arm(name=side, joints=_named(side, PANDA.arm_joints), tool_site=f"{side}{PANDA.tool_site}")
-
-
-def _gripper(side: str) -> Effector:
-    (gripper,) = PANDA.all_effectors
-    return replace(gripper, name=f"{side}{gripper.name}", actuator=f"{side}{gripper.actuator}")
-
-
-def _named(side: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{side}{name}" for name in names)
-
-
 MOBILE_PANDA = Robot(
     name="mobile_panda",
     kind="mobile_arm",
-    arm_joints=(*_BASE_JOINTS, *_named(_ARM, PANDA.arm_joints)),
-    arm_actuators=(*_BASE_JOINTS, *_named(_ARM, PANDA.arm_actuators)),
-    arms=(replace(_arm(_ARM), name=""),),
-    effectors=(replace(_gripper(_ARM), name="gripper"),),
-    finger_joints=_named(_ARM, PANDA.finger_joints),
-    tool_site=f"{_ARM}{PANDA.tool_site}",
+    arm_joints=(*_BASE_JOINTS, *_RAISED.arm_joints),
+    arm_actuators=(*_BASE_JOINTS, *_RAISED.arm_actuators),
+    arms=_RAISED.all_arms,
+    effectors=_RAISED.all_effectors,
+    finger_joints=_RAISED.finger_joints,
+    tool_site=_RAISED.tool_site,
     home_rad=(0.0, 0.0, 0.0, *PANDA.home_rad),
-    gripper_home=PANDA.gripper_home,
     limits=MOBILE_LIMITS,
     build=build_mobile,
 )
-_SIDES = ("left_", "right_")
-TWO_PANDAS = Robot(
-    name="two_pandas",
-    kind="two_arms",
-    arm_joints=tuple(name for side in _SIDES for name in _named(side, PANDA.arm_joints)),
-    arm_actuators=tuple(name for side in _SIDES for name in _named(side, PANDA.arm_actuators)),
-    arms=tuple(_arm(side) for side in _SIDES),
-    effectors=tuple(_gripper(side) for side in _SIDES),
-    finger_joints=tuple(name for side in _SIDES for name in _named(side, PANDA.finger_joints)),
-    tool_site=f"left_{PANDA.tool_site}",
-    home_rad=2 * PANDA.home_rad,
-    gripper_home=PANDA.gripper_home,
-    limits=SafetyLimits(
-        position_low_rad=2 * panda.LIMITS.position_low_rad,
-        position_high_rad=2 * panda.LIMITS.position_high_rad,
-        velocity_rad_s=2 * panda.LIMITS.velocity_rad_s,
-        acceleration_rad_s2=2 * panda.LIMITS.acceleration_rad_s2,
-        effort_n_m=2 * panda.LIMITS.effort_n_m,
+TWO_PANDAS = side_by_side(
+    "two_pandas",
+    (PANDA, PANDA),
+    (
+        Place(robot=PANDA.name, pos_m=(0.0, 0.5 * APART_M, 0.0)),
+        Place(robot=PANDA.name, pos_m=(0.0, -0.5 * APART_M, 0.0)),
     ),
-    build=build_two,
 )
+"""Their middle is the origin, and both look along x."""

@@ -22,3 +22,12 @@ def physics_options(spec: mujoco.MjSpec) -> None:
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = IMPRATIO
     spec.option.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_ISLAND)
+
+
+def empty_spec(name: str) -> mujoco.MjSpec:
+    """Returns a spec with the shipped options, to which robots are attached."""
+    spec = mujoco.MjSpec()
+    spec.modelname = name
+    spec.compiler.degree = False
+    physics_options(spec)
+    return spec

@@ -56,6 +56,8 @@ class Effector:
     """Control value at the beginning of an episode."""
     is_cup: bool = False
     """Whether it is a suction cup."""
+    fingers: tuple[str, ...] = ()
+    """Joints that it moves."""
 
     @property
     def idle(self) -> float:
@@ -93,7 +95,7 @@ class RobotNames:
     home_rad: Floats
     """Arm joint positions at rest: the gripper above the table, pointing down."""
     gripper_home: float = 0.0
-    """Gripper control value at rest."""
+    """Gripper control value at rest, of kind `arm`."""
     limits: SafetyLimits
     """Limits of the joints; the compiled model's are equal (a test says so)."""
 
@@ -108,6 +110,7 @@ class RobotNames:
             if size != num_joints:
                 raise ModelError(f"robot {self.name}: {name} has {size} entries for {num_joints} arm joints.")
         self._check_parts()
+        self._check_owners()
         if self.kind == "arm":
             self._check_gripper()
         low, high = self.limits.position_low_rad, self.limits.position_high_rad
@@ -152,6 +155,23 @@ class RobotNames:
                 f"{list(self.arm_joints)}."
             )
 
+    def _check_owners(self) -> None:
+        """Refuses joints, actuators and tools that both of two arms claim."""
+        if len(self.arms) < 2:
+            return
+        claimed = {
+            "joint": (*self.arm_joints, *self.finger_joints),
+            "actuator": (*self.arm_actuators, *self.effector_actuators),
+            "tool site": tuple(arm.tool_site for arm in self.arms),
+        }
+        for what, names in claimed.items():
+            for name in names:
+                if names.count(name) > 1:
+                    raise ModelError(
+                        f"robot {self.name}: {what} {name!r} is named {names.count(name)} times; each "
+                        "belongs to one arm or to one end effector. Give every part its own."
+                    )
+
     @property
     def all_arms(self) -> tuple[Arm, ...]:
         """The arms of a robot of any kind."""
@@ -173,6 +193,7 @@ class RobotNames:
                 high=opened,
                 home=opened,
                 is_cup=self.has_cup,
+                fingers=self.finger_joints,
             ),
         )
 
@@ -182,11 +203,26 @@ class RobotNames:
         return bool(self.gripper_actuator) and not self.finger_joints
 
     @property
+    def tool_sites(self) -> dict[str, str]:
+        """Sites by the names that quantities have for them: `tool`, and of two arms `left_tool` too."""
+        arms = self.arms if len(self.arms) > 1 else ()
+        return {"tool": self.tool_site, **{f"{arm.name}tool": arm.tool_site for arm in arms}}
+
+    @property
     def tools(self) -> tuple[str, ...]:
-        """Names in quantities of the tools that move: `tool`, or those of two arms by their sites."""
+        """Names in quantities of the tools that move: `tool`, or those of two arms."""
         if self.kind == "hand":
             return ()
-        return tuple(arm.tool_site for arm in self.arms) if len(self.arms) > 1 else ("tool",)
+        names = tuple(self.tool_sites)
+        return names[1:] or names
+
+    @property
+    def finger_home(self) -> Floats:
+        """Positions of the finger joints at rest."""
+        if self.kind == "arm":
+            return (self.gripper_home,) * len(self.finger_joints)
+        rest = {joint: each.home for each in self.effectors for joint in each.fingers}
+        return tuple(rest[joint] for joint in self.finger_joints)
 
     @property
     def num_arm_joints(self) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 import mujoco
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from robot_rl.config.build import build
 from robot_rl.core.errors import ConfigError, ModelError, nearest, require
@@ -56,7 +57,10 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class Hand:
-    """A gripper or a rod whose model is a file of its own; `hand/` is put before its names."""
+    """A gripper or a rod whose model is a file of its own.
+
+    `hand/` is put before its names; of two arms described in one file `left_hand/` and `right_hand/`.
+    """
 
     file: str
     """MJCF or URDF path, relative to the package or to the robot file."""
@@ -116,7 +120,7 @@ class ModelSource:
     install: str | None = None
     """Distribution to install when the package is absent."""
     keep: str | None = None
-    """Root body of the one arm to keep; the whole MJCF if absent."""
+    """Top-level body to keep: of one arm, or of two on one base; the whole MJCF if absent."""
     prefix: str = ""
     """Prefix to remove from element names."""
     hand: Hand | None = None
@@ -172,6 +176,23 @@ def read_robot(path: Path, content: Mapping[str, Any]) -> Robot:
         ModelError: unknown or missing key, wrong value.
     """
     at = f"robot file {path}"
+    found = read_description(content, at)
+    source, names = found.model, {field.name: getattr(found, field.name) for field in fields(RobotNames)}
+    if source.builder is not None:
+        return Robot(build=_builder(source.builder, at), **names)
+    return Robot(build=lambda: build_model(found.name, source, {"": found}, path.parent), **names)
+
+
+def read_description(content: Mapping[str, Any], at: str) -> RobotFile:
+    """Returns the content of a file, or of what a file says about one of two arms.
+
+    Args:
+        content: plain data.
+        at: begins the message of an error.
+
+    Raises:
+        ModelError: unknown or missing key, wrong value.
+    """
     given = _GRIPPER_KEYS & content.keys()
     if given and (missing := _GRIPPER_KEYS - given):
         raise ModelError(f"{at}: missing {', '.join(sorted(missing))}.")
@@ -189,11 +210,7 @@ def read_robot(path: Path, content: Mapping[str, Any]) -> Robot:
             "gripper_actuator: suction, gripper_open: 0, gripper_closed: 1, gripper_home: 0, "
             "finger_joints: []."
         )
-    source, names = found.model, {field.name: getattr(found, field.name) for field in fields(RobotNames)}
-    if source.builder is not None:
-        return Robot(build=_builder(source.builder, at), **names)
-
-    return Robot(build=lambda: _build(found, source, path.parent), **names)
+    return found
 
 
 def locate(source: ModelSource, file: str | None, folder: Path, robot_name: str) -> Path:
@@ -214,25 +231,49 @@ def locate(source: ModelSource, file: str | None, folder: Path, robot_name: str)
     return path
 
 
-def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpec:
-    """Loads, strips and completes the model; then checks that names and limits are the file's."""
-    spec = read_model(locate(source, source.file, folder, robot.name), robot.name)
-    spec.modelname = robot.name
+def build_model(name: str, source: ModelSource, arms: Mapping[str, RobotFile], folder: Path) -> mujoco.MjSpec:
+    """Loads, strips and completes a model; then checks that names and limits are those of its arms.
+
+    Args:
+        name: of the robot.
+        source: where the model is; `hand`, `tool`, `servos` and `suction` are those of the arms.
+        arms: by what begins the names of the hands that are mounted on them.
+        folder: of the robot file.
+
+    Raises:
+        ModelError: the model cannot be read, or it does not have what the arms name.
+    """
+    spec = read_model(locate(source, source.file, folder, name), name)
+    spec.modelname = name
     if source.keep is not None:
-        _keep_only(spec, source.keep, robot.name)
-    _remove_prefix(spec, source.prefix, robot.name)
-    if source.hand is not None:
-        _mount(spec, source.hand, locate(source, source.hand.file, folder, robot.name), robot.name)
+        _keep_only(spec, source.keep, name)
+    _remove_prefix(spec, source.prefix, name)
+    for side, arm in arms.items():
+        if (hand := arm.model.hand) is not None:
+            _mount(spec, hand, locate(source, hand.file, folder, arm.name), arm.name, f"{side}hand/")
     for site in spec.sites:
         site.group = _UNSEEN
     for body in spec.bodies[1:]:
         body.gravcomp = 1.0
     _set_collisions(spec, source.collide)
-    if source.tool is not None:
-        _add_tool(spec, robot, source.tool)
-    if source.servos is not None:
-        _replace_actuators(spec, robot, source.servos)
+    for arm in arms.values():
+        if arm.model.tool is not None:
+            _add_tool(spec, arm, arm.model.tool)
+    if any(arm.model.servos for arm in arms.values()):
+        cups = {arm.gripper_actuator for arm in arms.values() if arm.has_cup}
+        for actuator in [each for each in spec.actuators if each.name not in cups]:
+            spec.delete(actuator)
+    for arm in arms.values():
+        if arm.model.servos is not None:
+            _add_servos(spec, arm, arm.model.servos)
     _reset_options(spec)
+    for arm in arms.values():
+        _complete(spec, arm, arm.model)
+    return spec
+
+
+def _complete(spec: mujoco.MjSpec, robot: RobotNames, source: ModelSource) -> None:
+    """Adds what is left of an arm, and checks it."""
     check_names(robot, spec, actuators=False)
     _bound_joints(robot, spec)
     _check_servos(robot, spec)
@@ -243,7 +284,6 @@ def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpe
     if robot.has_cup:
         set_cup_contacts(_cup_of(robot, spec))
     _check_limits(robot, spec)
-    return spec
 
 
 def read_model(path: Path, robot_name: str) -> mujoco.MjSpec:
@@ -276,15 +316,22 @@ def _to_radians(spec: mujoco.MjSpec) -> None:
     spec.compiler.degree = False
 
 
-def _mount(spec: mujoco.MjSpec, hand: Hand, path: Path, robot_name: str) -> None:
+def _mount(spec: mujoco.MjSpec, hand: Hand, path: Path, robot_name: str, prefix: str) -> None:
     """Fixes the model of a hand to a body of the arm, without its lights and keyframes."""
     carrier = _body(spec, hand.body, f"robot {robot_name}: model.hand.body")
     mounted = read_model(path, robot_name)
-    quat = np.zeros(4)
-    mujoco.mju_euler2Quat(quat, np.radians(hand.rotation_deg), "XYZ")
     for element in [*mounted.lights, *mounted.keys]:
         mounted.delete(element)
-    spec.attach(mounted, frame=carrier.add_frame(pos=hand.pos_m, quat=quat), prefix="hand/")
+    spec.attach(
+        mounted, frame=carrier.add_frame(pos=hand.pos_m, quat=turned(hand.rotation_deg)), prefix=prefix
+    )
+
+
+def turned(rotation_deg: Floats) -> NDArray[np.float64]:
+    """Returns the quaternion (4,) of turns about the axes x, then y, then z of the frame that they fix."""
+    quat = np.zeros(4)
+    mujoco.mju_euler2Quat(quat, np.radians(rotation_deg), "XYZ")
+    return quat
 
 
 def _body(spec: mujoco.MjSpec, name: str, at: str) -> mujoco.MjsBody:
@@ -357,14 +404,8 @@ def _add_tool(spec: mujoco.MjSpec, robot: RobotNames, tool: Tool) -> None:
     body.add_site(name=robot.tool_site, pos=tool.pos_m, quat=quat, group=_UNSEEN, size=(0.005, 0.005, 0.005))
 
 
-def _replace_actuators(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -> None:
-    """Puts one servo on each arm joint, with the file's effort limits, and one on the gripper.
-
-    A suction cup of the MJCF stays.
-    """
-    for actuator in list(spec.actuators):
-        if not (robot.has_cup and actuator.name == robot.gripper_actuator):
-            spec.delete(actuator)
+def _add_servos(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -> None:
+    """Puts one servo on each arm joint, with the file's effort limits, and one on the gripper."""
     check_names(robot, spec, actuators=False)
     _bound_joints(robot, spec)
     for name in ("kp", "kd", "armature_kg_m2"):

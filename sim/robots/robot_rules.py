@@ -1,10 +1,11 @@
 """The rules of robots, one function each; `robot_rl.sim.conformance` runs them. n arm joints.
 
-Those of tool, fingers and single joints are of robots of kind `arm`.
+Those of tool, fingers and single joints are of every arm that a robot has.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.hal.env_rules import require
-from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.robots.robot import Arm, Effector, Robot
 from robot_rl.sim.scene import add_free_box
 
 Array = NDArray[Any]
@@ -53,21 +54,31 @@ class StandingRobot:
         for _ in range(round(duration_s / self.model.opt.timestep)):
             mujoco.mj_step(self.model, self.state)
 
-    def tool(self) -> tuple[Array, Array]:
-        """Returns position (3,) and orientation (3, 3) of the tool in the world."""
-        site = self.state.site(self.robot.tool_site)
+    def tool(self, arm: Arm | None = None) -> tuple[Array, Array]:
+        """Returns position (3,) and orientation (3, 3) of an arm's tool in the world; the robot's if None."""
+        site = self.state.site(self.robot.tool_site if arm is None else arm.tool_site)
         return site.xpos.copy(), site.xmat.reshape(3, 3).copy()
+
+    def effectors_of(self, arm: Arm) -> list[Effector]:
+        """Returns the end effectors of an arm."""
+        return [each for each in self.robot.all_effectors if each.name.startswith(arm.name)]
 
 
 def stands_at_home(standing: StandingRobot) -> None:
-    """The servos hold the tool where it is."""
-    before, _ = standing.tool()
+    """The servos hold the tools where they are."""
+    arms = standing.robot.all_arms or (None,)
+    before = [standing.tool(arm)[0] for arm in arms]
     standing.simulate(1.0)
     require(bool(np.isfinite(standing.state.qpos).all()), f"{standing.at}: simulated", "NaN", "numbers")
-    moved = float(np.abs(standing.tool()[0] - before).max())
-    require(
-        moved <= _STILL_M, f"{standing.at}: a second at home moves the tool", f"{moved:.4f} m", "1 mm or less"
-    )
+    for arm, begun in zip(arms, before, strict=True):
+        moved, tool = float(np.abs(standing.tool(arm)[0] - begun).max()), _name(arm)
+        at = f"{standing.at}: a second at home moves the {tool}"
+        require(moved <= _STILL_M, at, f"{moved:.4f} m", "1 mm or less")
+
+
+def _name(arm: Arm | None) -> str:
+    """Returns what the arm's tool is called."""
+    return "tool" if arm is None else f"{arm.name}tool"
 
 
 def is_one_body_without_a_scene(standing: StandingRobot) -> None:
@@ -107,40 +118,38 @@ def is_one_body_without_a_scene(standing: StandingRobot) -> None:
 
 def tool_points_down_at_home(standing: StandingRobot) -> None:
     """Actions hold the orientation of home: z down, x forward."""
-    if standing.robot.kind != "arm":
-        return
-    _, world_from_tool = standing.tool()
-    for axis, column, need in (("z", 2, (0.0, 0.0, -1.0)), ("x", 0, (1.0, 0.0, 0.0))):
-        got = world_from_tool[:, column]
+    remedy = "; robot-rl doctor proposes a home_rad" if standing.robot.kind == "arm" else ""
+    axes = (("z", 2, (0.0, 0.0, -1.0)), ("x", 0, (1.0, 0.0, 0.0)))
+    for arm, (axis, column, need) in itertools.product(standing.robot.all_arms, axes):
+        got = standing.tool(arm)[1][:, column]
         require(
             float(np.abs(got - need).max()) <= standing.aligned,
-            f"{standing.at}: {axis} axis of the tool at home",
+            f"{standing.at}: {axis} axis of the {_name(arm)} at home",
             got.round(4).tolist(),
-            f"{need} within {standing.aligned:g}; robot-rl doctor proposes a home_rad",
+            f"{need} within {standing.aligned:g}{remedy}",
         )
 
 
 def fingers_open_along_y(standing: StandingRobot) -> None:
     """The tool's y axis is the line on which the fingers open."""
-    robot, model = standing.robot, standing.model
-    if robot.kind != "arm" or not robot.finger_joints:
-        return
-    body = int(model.joint(robot.finger_joints[0]).bodyid[0])
-    closed, opened = (_finger_m(standing, body, end) for end in (robot.gripper_closed, robot.gripper_open))
-    moved, along = opened - closed, standing.tool()[1][:, 1]
-    length = float(np.linalg.norm(moved))
-    require(
-        length > 0.005, f"{standing.at}: opening moves a finger", f"{1e3 * length:.1f} mm", "5 mm or more"
-    )
-    share = abs(float(moved @ along)) / length
-    require(
-        share > 0.6, f"{standing.at}: share of that along the tool's y axis", f"{share:.2f}", "0.6 or more"
-    )
+    for arm in standing.robot.all_arms:
+        for gripper in standing.effectors_of(arm):
+            if not gripper.fingers:
+                continue
+            closed, opened = (_finger_m(standing, gripper, end) for end in (gripper.low, gripper.high))
+            moved, along = opened - closed, standing.tool(arm)[1][:, 1]
+            length = float(np.linalg.norm(moved))
+            at = f"{standing.at}: opening the {gripper.name} moves a finger"
+            require(length > 0.005, at, f"{1e3 * length:.1f} mm", "5 mm or more")
+            share = abs(float(moved @ along)) / length
+            at = f"{standing.at}: share of that along the {_name(arm)}'s y axis"
+            require(share > 0.6, at, f"{share:.2f}", "0.6 or more")
 
 
-def _finger_m(standing: StandingRobot, body: int, position: float) -> Array:
-    """Returns where the first shape of a finger is (3,), or its body if it has none."""
-    for joint in standing.robot.finger_joints:
+def _finger_m(standing: StandingRobot, gripper: Effector, position: float) -> Array:
+    """Returns where the first shape of the first finger is (3,), or its body if it has none."""
+    body = int(standing.model.joint(gripper.fingers[0]).bodyid[0])
+    for joint in gripper.fingers:
         standing.state.joint(joint).qpos = position
     mujoco.mj_forward(standing.model, standing.state)
     first = int(standing.model.body_geomadr[body])
@@ -149,35 +158,35 @@ def _finger_m(standing: StandingRobot, body: int, position: float) -> Array:
 
 def every_arm_joint_moves_the_tool(standing: StandingRobot) -> None:
     """A joint that moves nothing is not of the arm."""
-    if standing.robot.kind != "arm":
-        return
-    before = np.concatenate([each.ravel() for each in standing.tool()])
-    for name in standing.robot.arm_joints:
+    pairs = [(arm, name) for arm in standing.robot.all_arms for name in arm.joints]
+    for arm, name in pairs:
+        before = np.concatenate([each.ravel() for each in standing.tool(arm)])
         joint = standing.state.joint(name)
         position = float(joint.qpos[0])
         joint.qpos = position + _STEP
         mujoco.mj_forward(standing.model, standing.state)
-        moved = float(np.abs(np.concatenate([each.ravel() for each in standing.tool()]) - before).max())
+        moved = float(np.abs(np.concatenate([each.ravel() for each in standing.tool(arm)]) - before).max())
         require(
             moved > 0.1 * _STEP,
-            f"{standing.at}: {name} by {_STEP:g} moves the tool",
+            f"{standing.at}: {name} by {_STEP:g} moves the {_name(arm)}",
             f"{moved:.4f}",
             "0.01 or more",
         )
         joint.qpos = position
+        mujoco.mj_forward(standing.model, standing.state)
 
 
 def one_command_closes_all_fingers(standing: StandingRobot) -> None:
     """The gripper's one servo brings every finger to both ends."""
-    robot, state = standing.robot, standing.state
-    if robot.kind != "arm" or not robot.finger_joints:
-        return
-    standing.simulate(1.0)
-    travel = abs(robot.gripper_open - robot.gripper_closed)
-    for value in (robot.gripper_closed, robot.gripper_open):
-        state.actuator(robot.gripper_actuator).ctrl = value
+    state, grippers = standing.state, [each for each in standing.robot.all_effectors if each.fingers]
+    if grippers:
+        standing.simulate(1.0)
+    ends = [(gripper, value) for gripper in grippers for value in (gripper.low, gripper.high)]
+    for gripper, value in ends:
+        travel = abs(gripper.high - gripper.low)
+        state.actuator(gripper.actuator).ctrl = value
         standing.simulate(1.5)
-        for name in robot.finger_joints:
+        for name in gripper.fingers:
             got = float(state.joint(name).qpos[0])
             require(
                 abs(got - value) <= _TRAVEL * travel,
@@ -187,33 +196,41 @@ def one_command_closes_all_fingers(standing: StandingRobot) -> None:
             )
 
 
-def cup_holds(robot: Robot, control: float) -> bool:
-    """Returns whether the suction cup keeps a box whose upper face is at the tool, at this control value."""
+def cup_holds(robot: Robot, control: float, *, number: int = 0) -> bool:
+    """Returns whether a suction cup keeps a box whose upper face is at the tool.
+
+    Args:
+        robot: has it.
+        control: value of the cup's actuator.
+        number: of the arm that carries it.
+    """
     spec = robot.build()
     add_free_box(spec, "box", half_size_m=[_BOX_HALF_M] * 3, mass_kg=_BOX_KG)
     standing = StandingRobot(robot, spec=spec)
-    box, (at, world_from_tool) = standing.state.joint("box"), standing.tool()
+    arm = robot.all_arms[number]
+    (cup,) = standing.effectors_of(arm)
+    box, (at, world_from_tool) = standing.state.joint("box"), standing.tool(arm)
     box.qpos[:3] = at + (_BOX_HALF_M - _OVERLAP_M) * world_from_tool[:, 2]
     mujoco.mju_mat2Quat(box.qpos[3:], world_from_tool.ravel())
     begun = box.qpos[:3].copy()
-    standing.state.actuator(robot.gripper_actuator).ctrl = control
+    standing.state.actuator(cup.actuator).ctrl = control
     standing.simulate(_FALL_S)
     return float(np.linalg.norm(box.qpos[:3] - begun)) < _FALLEN_M
 
 
 def a_suction_cup_holds_and_lets_go(standing: StandingRobot) -> None:
     """A box that touches the lip stays there while the cup is closed, and falls when it is open."""
-    robot = standing.robot
-    if not robot.has_cup:
-        return
-    for control, wanted in ((robot.gripper_closed, True), (robot.gripper_open, False)):
-        words = ("falls", "stays")
-        require(
-            cup_holds(robot, control) == wanted,
-            f"{standing.at}: a box of {_BOX_KG:g} kg at the tool, {robot.gripper_actuator} at {control:g}",
-            words[not wanted],
-            f"{words[wanted]}; the tool is in the middle of the lip",
-        )
+    robot, words = standing.robot, ("falls", "stays")
+    for number, arm in enumerate(robot.all_arms):
+        cups = [each for each in standing.effectors_of(arm) if each.is_cup]
+        for cup, wanted in itertools.product(cups, (True, False)):
+            control = cup.low if wanted else cup.high
+            require(
+                cup_holds(robot, control, number=number) == wanted,
+                f"{standing.at}: a box of {_BOX_KG:g} kg at the {_name(arm)}, {cup.actuator} at {control:g}",
+                words[not wanted],
+                f"{words[wanted]}; the tool is in the middle of the lip",
+            )
 
 
 ROBOT_RULES: dict[str, Callable[[StandingRobot], None]] = {

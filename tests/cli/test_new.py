@@ -16,6 +16,7 @@ from robot_rl.sim.tasks import skeleton
 from robot_rl.train.before import check_before_learner
 from robot_rl.train.config import RunConfig
 from tests.arms import JOINTS, write_arm
+from tests.sim.test_two_arms import BOTH, write_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +67,26 @@ def test_a_robot_its_test_and_what_was_decided(tmp_path: Path, capsys: pytest.Ca
     Path("robots/mine.yaml").unlink()
     assert "test: 'tests/test_mine.py' exists already" in refusal(capsys, *words)
     assert not Path("robots/mine.yaml").exists()  # nothing is written in part
+
+
+def test_two_arms_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path, BOTH)
+    words = ("robot", "file=both.xml", "name=mine", "test=test_mine.py")
+    text, facts = answer(capsys, *words)
+    assert facts["broken"] == []
+    arms = " and ".join(f"a {side} arm of 3 joints with a gripper" for side in ("left", "right"))
+    assert text.startswith(f"mine.yaml: robot mine, {arms}\n")
+    assert "left.tool_site" not in text
+    assert "right.model.tool" in text
+    assert text.endswith(
+        "next\n  pytest test_mine.py\n"
+        "  robot-rl train recipe=plain_ppo env.task=bimanual_reach env.reward=dense env.robot=mine.yaml"
+    )
+    check_robot("mine.yaml")
+    words = ("robot", "file=both.xml", "name=other", "keep=left_x,right_x", "tool=left_z,left_y")
+    assert "tool: no body 'left_y' on the end of the arm. Known: right_z." in refusal(capsys, *words)
+    settings = ["recipe=plain_ppo", "env.task=bimanual_reach", "env.reward=dense", "env.robot=mine.yaml"]
+    check_before_learner(load(RunConfig, settings, config_name="train"))
 
 
 def test_a_rule_that_the_draft_breaks_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

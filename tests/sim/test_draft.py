@@ -12,7 +12,7 @@ from mujoco import MjData, MjModel, mj_kinematics, mju_quat2Mat
 
 from robot_rl.core.errors import ModelError
 from robot_rl.sim.conformance import check_robot
-from robot_rl.sim.robots.anatomy import find_anatomy
+from robot_rl.sim.robots.anatomy import find_anatomies
 from robot_rl.sim.robots.catalog import ROBOT_FILES
 from robot_rl.sim.robots.draft import Draft, draft_robot
 from robot_rl.sim.robots.loading import load_robot
@@ -20,7 +20,7 @@ from tests.arms import EFFORT_N_M, JOINTS, write_arm
 from tests.sim.test_own_robot import OBJ, URDF, joint, limit
 
 
-def model_of(name: str, folder: Path) -> tuple[Path, str | None]:
+def model_of(name: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
     """Returns the model that a shipped robot is made from, and which arm of it."""
     content = yaml.safe_load((ROBOT_FILES / f"{name}.yaml").read_text())
     source = content["model"]
@@ -28,11 +28,11 @@ def model_of(name: str, folder: Path) -> tuple[Path, str | None]:
         spec = load_robot(name).build()
         spec.compile()
         (folder / f"{name}.xml").write_text(spec.to_xml())
-        return folder / f"{name}.xml", None
+        return folder / f"{name}.xml", ()
     found = find_spec(source["package"])
     assert found is not None
     assert found.submodule_search_locations is not None
-    return Path(next(iter(found.submodule_search_locations))) / source["file"], source["keep"]
+    return Path(next(iter(found.submodule_search_locations))) / source["file"], (source["keep"],)
 
 
 def tool_of(robot: Any) -> tuple[str, np.ndarray, np.ndarray]:
@@ -246,7 +246,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (fixed("post"), {}, r"no serial chain: an arm has 2 hinges or slides or more in a row, .* joints: none"),
     (slide("drawer"), {}, r"no serial chain: .* The model's joints: drawer"),
     (arm() + arm(number=2), {}, r"it holds 2 arms, on a1, a2\. Choose one: keep=a1"),
-    (arm(), {"keep": "a2"}, r"keep: no arm hangs on 'a2'\. Known: a1"),
+    (arm(), {"keep": ("a2",)}, r"keep: no arm hangs on 'a2'\. Known: a1"),
     (f'<body name="float"><freejoint name="free"/>{BALL}{arm()}</body>', {},
      r"joint 'free' of body 'float' moves freely, and an arm has hinges and slides on a base that stands"),
     (arm(f'<body name="c"><joint name="c" type="ball"/>{BALL}</body>'), {}, r"joint 'c' of body 'c' is a b"),
@@ -258,7 +258,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
      r"joints at the end of the arm that nothing couples: f1, f2, f3\. A gripper has one or two of a kind"),
     (PAIR, {"fingers": ("f3",)}, r"fingers: no joint 'f3'\. Known: a1, b1, f1, f2"),
     (PAIR, {"fingers": ()}, r"fingers: got none, but f1, f2 hang on the end of the arm"),
-    (PAIR, {"tool": "f1"}, r"tool: no body 'f1' on the end of the arm\. Known: b1\."),
+    (PAIR, {"tool": ("f1",)}, r"tool: no body 'f1' on the end of the arm\. Known: b1\."),
     (arm(fixed("one") + fixed("two")), {}, r"several places for the tool: one, two\. .* tool=one"),
     (arm(inward("l", 1) + inward("r", -1)), {},
      r"l, r: the fingers are nearer to each other at \[0\.04, 0\.04\] than at \[0\.0, 0\.0\], and rob"),
@@ -285,15 +285,15 @@ def test_a_model_that_is_no_arm_is_refused(
 def anatomy(bodies: str, **settings: Any) -> tuple[list[str], list[str], str]:
     """Returns joints of the arm, those of the fingers, and the body of the tool."""
     model = MjModel.from_xml_string(f"<mujoco><worldbody>{bodies}</worldbody></mujoco>")
-    found = find_anatomy(model, "x.xml", **settings)
+    (found,) = find_anatomies(model, "x.xml", **settings)
     joints, fingers = ([model.joint(joint).name for joint in each] for each in (found.arm, found.fingers))
     return joints, fingers, model.body(found.hand).name
 
 
 def test_the_settings_that_messages_name_decide() -> None:
     frames = arm(fixed("one") + fixed("two"))
-    assert anatomy(frames, tool="two") == (["a1", "b1"], [], "two")
-    assert anatomy(arm() + arm(number=2), keep="a2") == (["a2", "b2"], [], "b2")
+    assert anatomy(frames, tool=("two",)) == (["a1", "b1"], [], "two")
+    assert anatomy(arm() + arm(number=2), keep=("a2",)) == (["a2", "b2"], [], "b2")
     jaw = arm(f'<body name="wrist"><joint name="wrist" axis="0 0 1"/>{BALL}{slide("jaw")}</body>')
     assert anatomy(jaw) == (["a1", "b1", "wrist"], ["jaw"], "wrist")  # by its name
     assert anatomy(jaw, fingers=()) == (["a1", "b1", "wrist", "jaw"], [], "jaw")
