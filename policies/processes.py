@@ -26,6 +26,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Generator, Tensor
 
     Step = tuple[Tensor, float | Tensor | None]
@@ -52,12 +53,19 @@ class TimeGrid:
 
     def at(self, column: str, k: int | Tensor, like: Tensor) -> float | Tensor:
         """Returns the coefficient of step `k`: a float, or (N, 1, 1) for steps (N,)."""
-        import torch
-
         values = self.columns[column]
         if isinstance(k, int):
             return values[k]
-        return torch.tensor(values, dtype=like.dtype, device=like.device)[k].view(-1, 1, 1)
+        return _on_device(values, like.dtype, like.device)[k].view(-1, 1, 1)
+
+
+@cache
+def _on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns coefficients as a tensor, made once: to copy numbers to a device is to wait for it."""
+    import torch
+
+    with torch.inference_mode(False):  # for those that learn, too
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -184,9 +192,8 @@ class FlowSDE(FlowODE):
         if self.eta == 0:
             return torch.empty((batch, 0), dtype=torch.long)
         if self.stochastic_steps == "all":
-            return torch.arange(grid.steps).expand(batch, -1)
-        device = generator.device if generator is not None else "cpu"
-        return torch.randint(grid.steps, (batch, 1), generator=generator, device=device)
+            return torch.arange(grid.steps, device=_where(generator)).expand(batch, -1)
+        return torch.randint(grid.steps, (batch, 1), generator=generator, device=_where(generator))
 
 
 def flow_process(name: str, *, eta: float, stochastic_steps: str) -> FlowODE:
@@ -219,7 +226,7 @@ class FlowNoise(FlowODE):
     def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
         import torch
 
-        return torch.arange(grid.steps).expand(batch, -1)
+        return torch.arange(grid.steps, device=_where(generator)).expand(batch, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +320,7 @@ class DDIM:
         if self.eta == 0:
             return torch.empty((batch, 0), dtype=torch.long)
         first = grid.steps - (self.tuned_steps or grid.steps)
-        return torch.arange(first, grid.steps).expand(batch, -1)
+        return torch.arange(first, grid.steps, device=_where(generator)).expand(batch, -1)
 
     def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
         import torch
@@ -356,6 +363,11 @@ class DDPM(DDIM):
         if self.eta != 1:
             raise ValueError(f"DDPM: eta is 1 by definition, got {self.eta}. Use DDIM to choose it.")
         super().__post_init__()
+
+
+def _where(generator: Generator | None) -> torch.device | str:
+    """Returns the device of what a generator draws."""
+    return "cpu" if generator is None else generator.device
 
 
 def gaussian_log_prob(value: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:

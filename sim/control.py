@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from robot_rl.core.arrays import Array, namespace
+from robot_rl.core.arrays import Array, namespace, solve
 from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.poses import compose, cross
 from robot_rl.sim.robots.robot import Arm, RobotNames
@@ -164,7 +164,7 @@ class Controller:
         gram = jacobian @ rows
         gram += self._damping
         rest = twist[:, :, None] - jacobian @ posture[:, :, None]
-        return posture + (rows @ xp.linalg.solve(gram, rest))[:, :, 0]
+        return posture + (rows @ solve(gram, rest))[:, :, 0]
 
     def _jacobian_rows(self, arm: _Reach) -> Array:
         """Returns the transposed geometric Jacobian of an arm, (B, k, 6)."""

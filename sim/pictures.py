@@ -112,6 +112,8 @@ class Pictures:
 
     def begin(self, ids: Array) -> None:
         """Lets cameras begin with the present state, of a new episode or a given one."""
+        if not self._names:
+            return
         rows = to_numpy(ids)
         self._now[rows] = 0
         self._drawn[:, rows] = -1
@@ -123,6 +125,8 @@ class Pictures:
 
         Returns which of them diverged, (B,) bool.
         """
+        if not self._names:
+            return self._backend.step(self._substeps, active)
         due = self._due(active)
         self._now += self._substeps if active is None else self._substeps * to_numpy(active)
         stops = {self._substeps}.union(*(at.tolist() for _, at in due.values())) - {0}
@@ -152,6 +156,9 @@ class Pictures:
 
     def show(self, ids: Array) -> dict[str, Array]:
         """Returns what the cameras of simulations show now: fresh arrays, the renderer's or NumPy's."""
+        black = {key: np.repeat(picture, len(ids), axis=0) for key, picture in self._black.items()}
+        if not self._names:
+            return black
         rows = to_numpy(ids)
         for camera, clock in enumerate(self._clocks):
             number = clock.shown(self._now[rows])
@@ -161,7 +168,6 @@ class Pictures:
         shown: dict[str, Array] = {}
         for key, pictures in self._pictures.items():
             shown[key] = pictures[namespace(pictures).asarray(rows, device=pictures.device)]
-        black = {key: np.repeat(picture, len(rows), axis=0) for key, picture in self._black.items()}
         return shown | black
 
     def _draw(self, camera: int, rows: Numbers, number: Numbers) -> None:
@@ -198,6 +204,8 @@ class Pictures:
 
     def put(self, ids: Array, rows: Array) -> None:
         """Lets cameras go on from rows (b, m) of `rows`; what they show is drawn again."""
+        if not self._names:
+            return
         at, first = to_numpy(ids), 1
         self.begin(ids)
         if self._waiting:

@@ -28,7 +28,6 @@ from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
 from robot_rl.sim.backends.backend import Backend
 from robot_rl.sim.backends.engines import make_backend
-from robot_rl.sim.backends.model_index import cells
 from robot_rl.sim.bank_files import BankKey
 from robot_rl.sim.bodies import Among, layouts_of
 from robot_rl.sim.cameras import Camera
@@ -251,28 +250,28 @@ class SimVectorEnv(VectorEnv):
                 f"{self.task}: got actions of shape {tuple(actions.shape)}, "
                 f"need ({self.num_envs}, {len(self.action_names)}): {', '.join(self.action_names)}"
             )
-        commanded = xp.clip(actions, -1.0, 1.0)
-        broken = self._all_rows[:0]
-        if not math.isfinite(commanded.sum()):
-            broken = xp.nonzero(~xp.isfinite(commanded).all(axis=1))[0]
-            commanded[broken] = xp.nan  # the whole row: safety then holds the joints, and effectors stay
+        commanded, is_finite = xp.clip(actions, -1.0, 1.0), None
+        if xp is not np or not math.isfinite(commanded.sum()):  # a device would have to be waited for
+            is_finite = xp.isfinite(commanded).all(axis=1)
+            # The whole row: safety then holds the joints, and effectors stay.
+            commanded = xp.where(is_finite[:, None], commanded, xp.nan)
         own, position = self.own_actions(commanded), self.controller.joint_positions()
         target = self.controller.targets(own, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self.index.arm_dof], active)
-        commanded[broken] = 0.0
-        own = self.own_actions(commanded) if len(broken) else own
+        worked = active
+        if is_finite is not None:
+            commanded = xp.where(is_finite[:, None], commanded, 0.0)
+            own, worked = self.own_actions(commanded), is_finite if active is None else active & is_finite
         effectors = self.controller.effectors(own, self._effector_commands())
-        if active is None and not len(broken):
-            assign(self._ctrl, (slice(None), self.index.arm_ctrl), safe)
-            assign(self._ctrl, (slice(None), self.index.effector_ctrl), effectors)
-        else:
-            is_commanded = xp.ones_like(limited) if active is None else copied(active)
-            rows = xp.nonzero(is_commanded)[0]
-            assign(self._ctrl, cells(rows, self.index.arm_ctrl), safe[rows])
-            is_commanded[broken] = False
-            worked = xp.nonzero(is_commanded)[0]
-            assign(self._ctrl, cells(worked, self.index.effector_ctrl), effectors[worked])
+        self._command_columns(self.index.arm_ctrl, safe, active)
+        self._command_columns(self.index.effector_ctrl, effectors, worked)
         return commanded, limited
+
+    def _command_columns(self, columns: Any, values: Array, rows: Array | None) -> None:
+        """Writes some actuators' targets (B, k), of all simulations or the `rows` (B,) alone."""
+        if rows is not None:
+            values = self.xp.where(rows[:, None], values, self._ctrl[:, columns])
+        assign(self._ctrl, (slice(None), columns), values)
 
     def _hold(self, active: Array | None) -> None:
         """Counts the control steps in which the goal is met without a break, of a task that must hold it."""

@@ -72,12 +72,16 @@ class ChainPPO:
         self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)
         self._generator = Generator(device).manual_seed(seed)
         self._scale = ReturnScale(device=device)
+        self._clips: Tensor | None = None
         self._turns = 0
         """In which rollouts came, of one source or of several."""
         self._is_open = False
         """Whether rollouts have come since the last update."""
-        self._waits = False
+        self._waits = torch.zeros((), dtype=torch.bool, device=device)
         """Whether the policy waits for the next rollout: it has moved by `target_kl`."""
+        self._reads = device.type == "cpu"
+        """Whether values are read where that saves work. Another device would have to be waited for: there
+        every row is encoded, and the kernel of a step looks whether the policy waits."""
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout, *, is_stale: bool = False) -> PPOBatch:
@@ -147,6 +151,8 @@ class ChainPPO:
 
     def _read_next(self, rollout: Rollout, seen: Tensor) -> Tensor:
         """Returns what it reads (N T, F) where chunks led, which is mostly where the next was decided."""
+        if not self._reads:
+            return self._read(_flat(rollout.next_obs))
         leads_elsewhere = rollout.ended.clone()
         leads_elsewhere[:, -1] = True
         found = seen.view(*rollout.ended.shape, -1).roll(-1, dims=1)
@@ -161,7 +167,7 @@ class ChainPPO:
         is_learning = self._group > 0 or self._turns > self._cfg.critic_warmup
         if is_learning:
             metrics |= self.update_policy(batch.obs, batch.chain, batch.advantage, batch.weight)
-            metrics["waits"] = float(self._waits)
+            metrics["waits"] = self._waits.float()
         return metrics
 
     @torch.no_grad()
@@ -178,12 +184,14 @@ class ChainPPO:
 
     def begin(self) -> None:
         """Notes that ratios count from the present policy."""
-        self._waits = False
+        self._waits.zero_()
 
     def update_policy(
         self, obs: dict[str, Tensor], chain: Chain, advantage: Tensor, weight: Tensor | None = None
     ) -> dict[str, Tensor | float]:
         """Takes a step of the policy alone, unless it has to wait.
+
+        Metrics of a policy that waits are left out where that costs nothing, on a CPU.
 
         Args:
             obs: (B, ...)
@@ -191,17 +199,14 @@ class ChainPPO:
             advantage: (B,), of whole chunks.
             weight: see `PPOBatch`; None: 1.
         """
-        if self._waits:
+        if self._reads and self._waits:
             return {}
         cfg, old = self._cfg, chain.log_prob
         if not self._group and len(advantage) > 1:  # a single one has no spread
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         encoded = self._policy.encode(obs)
         log_prob, entropy = self._policy.log_prob(encoded, chain)
-        clip: float | Tensor = cfg.clip
-        if cfg.clip_first is not None:
-            schedule = clip_schedule(cfg.clip_first, cfg.clip, old.shape[1], rate=cfg.clip_rate)
-            clip = schedule.to(self._generator.device)
+        clip = self._clip(old.shape[1])
         loss = ppo_loss(
             log_prob,
             old,
@@ -221,17 +226,29 @@ class ChainPPO:
                 "clipped": ((ratio < 1.0 - clip) | (ratio > 1.0 + (cfg.clip_high or clip))).float().mean(),
                 "entropy": entropy.mean(),
             }
-        if cfg.target_kl is not None and float(kl) > cfg.target_kl:
-            self._waits = True
-            return metrics
+        skips: Tensor | None = None
+        if cfg.target_kl is not None:
+            skips = self._waits.logical_or_(kl.double() > cfg.target_kl)
+            if self._reads and skips:
+                return metrics
         if cfg.entropy_weight > 0:
             loss = loss - cfg.entropy_weight * entropy.mean()
         if self._origin is not None:
             distance = self._distance(self._origin, obs, encoded)
             metrics["distance"] = distance.detach()
             loss = loss + cfg.regulariser_weight * distance
-        self.actor_optimiser.step(loss)
+        self.actor_optimiser.step(loss, skips=None if self._reads else skips)
         return metrics
+
+    def _clip(self, scored: int) -> float | Tensor:
+        """Returns the clip range, or that of each scored transition, on the policy's device."""
+        cfg = self._cfg
+        if cfg.clip_first is None:
+            return cfg.clip
+        if self._clips is None or len(self._clips) != scored:
+            schedule = clip_schedule(cfg.clip_first, cfg.clip, scored, rate=cfg.clip_rate)
+            self._clips = schedule.to(self._generator.device)
+        return self._clips
 
     def _distance(self, origin: PolicyModule, obs: dict[str, Tensor], encoded: Encoded) -> Tensor:
         """Returns how far the policy is from the one it began as, in these observations."""
@@ -253,11 +270,12 @@ class ChainPPO:
         return self._policy.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**saved(self._parts()), "rollouts": self._turns, "waits": self._waits}
+        return {**saved(self._parts()), "rollouts": self._turns, "waits": bool(self._waits)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         restore(self._parts(), state)
-        self._turns, self._waits = int(state["rollouts"]), bool(state["waits"])
+        self._turns = int(state["rollouts"])
+        self._waits.fill_(bool(state["waits"]))
 
     def _parts(self) -> Mapping[str, Any]:
         """Returns everything, the regulariser's origin too: it may be no base of the run."""

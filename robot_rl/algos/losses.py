@@ -82,8 +82,11 @@ def ppo_loss(
     advantage_BS = advantage_B[:, None] * weight_S
     high = clip_low if clip_high is None else clip_high
     dtype, device = ratio_BS.dtype, ratio_BS.device
-    bounds = (1.0 - clip_low, 1.0 + high)
-    low_S, high_S = (torch.as_tensor(bound, dtype=dtype, device=device) for bound in bounds)
+    low_S, high_S = (
+        # Filled on the device: a number that is copied there waits for it.
+        bound if isinstance(bound, Tensor) else torch.full((), bound, dtype=dtype, device=device)
+        for bound in (1.0 - clip_low, 1.0 + high)
+    )
     clipped_BS = ratio_BS.clamp(low_S, high_S)
     gain_BS = torch.minimum(ratio_BS * advantage_BS, clipped_BS * advantage_BS)
     return -(gain_BS if weight_BS is None else weight_BS * gain_BS).mean()

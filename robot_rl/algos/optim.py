@@ -45,8 +45,13 @@ class Optimiser:
         }
 
     @torch.no_grad()
-    def apply(self, gradients: Sequence[Tensor], *, lr: float | Tensor | None = None) -> None:
-        """Takes one step along the gradients, clipped; a rate may be a tensor of their device."""
+    def apply(
+        self, gradients: Sequence[Tensor], *, lr: float | Tensor | None = None, skips: Tensor | None = None
+    ) -> None:
+        """Takes one step along the gradients, clipped; a rate may be a tensor of their device.
+
+        Where `skips`, () bool of the device, is true, nothing changes: the device decides, and nobody waits.
+        """
         excess = None
         if self._grad_clip > 0:
             norms = torch._foreach_norm(list(gradients))  # pyright: ignore[reportPrivateImportUsage]
@@ -67,15 +72,16 @@ class Optimiser:
             weight_decay=self._weight_decay,
             eps=1e-8,
             maximize=False,
+            found_inf=None if skips is None else skips.to(torch.float32),  # 1: the kernel leaves all as it is
             grad_scale=excess,  # divides them on the way: a pass over all gradients less
         )
 
-    def step(self, loss: Tensor, *, lr: float | None = None) -> None:
+    def step(self, loss: Tensor, *, lr: float | None = None, skips: Tensor | None = None) -> None:
         """Follows the gradient of `loss` with respect to these parameters only.
 
         Other parameters behind the loss get no gradient.
         """
-        self.apply(torch.autograd.grad(loss, self.parameters), lr=lr)
+        self.apply(torch.autograd.grad(loss, self.parameters), lr=lr, skips=skips)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the moments and the step counts."""

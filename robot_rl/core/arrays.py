@@ -57,6 +57,15 @@ def norm(vectors: Array) -> Array:
     return namespace(vectors).sqrt(total)
 
 
+def solve(matrices: Array, values: Array) -> Array:
+    """Returns x (..., n, m) of matrices (..., n, n) x = values (..., n, m).
+
+    Nothing is read back from a tensor's device: where a matrix is singular, the result is not finite.
+    """
+    xp = namespace(matrices)
+    return np.linalg.solve(matrices, values) if xp is np else xp.linalg.solve_ex(matrices, values).result
+
+
 def to_numpy(array: Any) -> NDArray[Any]:
     """Returns a numpy array on the host: the array itself, or the memory that a tensor of a CPU has."""
     return array if isinstance(array, np.ndarray) else array.numpy(force=True)

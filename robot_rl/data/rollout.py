@@ -36,10 +36,51 @@ class Rollout(Segment):
     """bool: terminated or truncated."""
     steps: Tensor
     """m, int64."""
+    num_steps: int | None = field(default=None, kw_only=True)
+    """The sum of m, where the host knows it; None: `steps` is read."""
+
+    @classmethod
+    def allocate(cls, obs: Mapping[str, Tensor], chain: Chain, decisions: int) -> Self:
+        """Returns memory for T decisions of N envs, like the observations and the chain of one."""
+        num_envs = len(chain.x)
+        rows = torch.arange(num_envs, device=chain.x.device).repeat_interleave(decisions)
+
+        def memory(like: Tensor) -> Tensor:
+            return like.new_zeros((num_envs, decisions, *like.shape[1:]))
+
+        numbers = memory(chain.x.new_zeros(num_envs, dtype=torch.float32))
+        return cls(
+            obs={name: memory(value) for name, value in obs.items()},
+            chain=chain.rows(rows),
+            reward=numbers,
+            bootstrap=numbers.clone(),
+            next_obs={name: memory(value) for name, value in obs.items()},
+            ended=numbers.bool(),
+            steps=numbers.long(),
+        )
+
+    def put(
+        self, t: int, obs: Mapping[str, Tensor], chain: Chain, next_obs: Mapping[str, Tensor], **more: Tensor
+    ) -> None:
+        """Puts decision `t` of all envs.
+
+        Args:
+            t: below T.
+            obs: (N, ...), what it was made at.
+            chain: its rows are the envs.
+            next_obs: (N, ...), what the chunk led to.
+            more: the other fields, (N,) each.
+        """
+        for memory, given in ((self.obs, obs), (self.next_obs, next_obs), (vars(self), more)):
+            for name, value in given.items():
+                memory[name][:, t].copy_(value)
+        for name, value in vars(chain).items():
+            if isinstance(value, Tensor):
+                getattr(self.chain, name).unflatten(0, self.reward.shape)[:, t].copy_(value)
 
     @property
     def cost(self) -> int:
-        return int(self.steps.sum())
+        return int(self.steps.sum()) if self.num_steps is None else self.num_steps
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
-from robot_rl.core.arrays import Array, copied, is_array, like, namespace
+from robot_rl.core.arrays import Array, is_array, like, namespace
 from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.hal.safety import SafetyLimits
 
@@ -128,22 +128,31 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         commanded = zeros((num_envs, n_exec, actions.shape[2]), xp.float32)
         merged: dict[str, Any] = {"commanded_action": commanded}
         rows: Array = ~terminated if active is None else xp.asarray(active, dtype=xp.bool, device=self.device)
+        everyone = active is None or bool(rows.all())
+        is_read = xp is np or not self._resets_itself
         obs: Obs = {}
         for k in range(n_exec):
             step = self.step_masked if k == n_exec - 1 else self.step_unseen
             obs, step_reward, step_terminated, step_truncated, infos = step(
-                actions[:, k], None if rows.all() else rows
+                actions[:, k], None if everyone else rows
             )
             valid[:, k] = rows
-            reward[rows, k] = step_reward[rows]
-            commanded[rows, k] = infos["commanded_action"][rows]
+            reward[:, k] = xp.where(rows, step_reward, 0.0)
+            commanded[:, k] = xp.where(rows[:, None], infos["commanded_action"], 0.0)
             _merge_infos(merged, infos, rows)
             terminated |= step_terminated & rows
             truncated |= step_truncated & rows
-            rows = rows & ~(terminated | truncated)
-            if not rows.any():
-                break
+            # An env that resets itself says whether an episode ended: else its device need not be read.
+            if is_read or "final_obs" in infos:
+                rows = rows & ~(terminated | truncated)
+                everyone = is_read and bool(rows.all())
+                if not rows.any():
+                    break
         return ChunkStep(obs, reward, terminated, truncated, valid, merged)
+
+    @property
+    def _resets_itself(self) -> bool:
+        return self.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.SAME_STEP
 
     def _check_chunk(self, actions: Array, n_exec: int) -> None:
         num_envs, action_dim = self.num_envs, len(self.action_names)
@@ -276,7 +285,7 @@ def _merge_infos(merged: dict[str, Any], infos: dict[str, Any], active: Array) -
 def _merge_rows(kept: dict[str, Any], new: dict[str, Any], rows: Array) -> None:
     for key, value in new.items():
         if key in kept:
-            kept[key] = copied(kept[key])
-            kept[key][rows] = value[rows]
+            where = rows.reshape(-1, *[1] * (value.ndim - 1))
+            kept[key] = like(namespace(value).where(where, value, kept[key]), kept[key])
         else:
             kept[key] = value

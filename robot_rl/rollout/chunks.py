@@ -5,7 +5,7 @@ N envs, T decisions (of the longest episode, in groups), H chunk length, A actio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,10 @@ from torch import Generator, Tensor
 
 from robot_rl.algos.returns import chunk_return
 from robot_rl.core.policy import Chain, ChunkSample
-from robot_rl.data.rollout import EpisodeRollout, Rollout, joined_chain
+from robot_rl.data.rollout import EpisodeRollout, Rollout, joined_chain, tensor_of
 from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
-from robot_rl.rollout.sources import EpisodeLog, Here
-from robot_rl.rollout.stepping import merge_rows
+from robot_rl.rollout.sources import LOGGED, EpisodeLog, Here
+from robot_rl.rollout.stepping import actions_for, merge_rows
 from robot_rl.rollout.weights import Published, Subscriber
 
 Array = NDArray[Any]
@@ -71,74 +71,98 @@ class ChunkSource(Here):
         self._generator.set_state(state["generator"])
         self.episodes.load_state_dict(state["episodes"])
 
-    def _execute(self, obs: Obs, active: Array | None = None) -> tuple[ChunkSample, ChunkStep]:
+    def _execute(self, obs: dict[str, Tensor], active: Array | None = None) -> tuple[ChunkSample, ChunkStep]:
         """Samples a chunk for every env and executes it in the active ones."""
         with torch.no_grad():
-            encoded = self._policy.encode(self._tensors(obs))
+            encoded = self._policy.encode(obs)
             sample = self._policy.sample(encoded, mode="explore", record=True, generator=self._generator)
-        done = self._env.step_chunk(sample.actions.cpu().numpy(), self._n_exec, active)
-        self.episodes.add(done.reward.sum(axis=1), ended(done), done.infos, steps=done.valid.sum(axis=1))
-        return sample, done
+        return sample, self._env.step_chunk(actions_for(self._env, sample.actions), self._n_exec, active)
 
-    def _rollout(self, obs: list[Obs], samples: list[ChunkSample], executed: list[ChunkStep]) -> Rollout:
-        returns = [self._worth(done) for done in executed]
-        after = [
-            merge_rows(done.obs, done.infos["final_obs"], ended(done))
-            if "final_obs" in done.infos
-            else done.obs
-            for done in executed
-        ]
-        return Rollout(
-            obs=self._stacked(obs),
-            chain=_joined([sample.chain for sample in samples]),
-            reward=torch.stack([reward for reward, _ in returns], dim=1),
-            bootstrap=torch.stack([bootstrap for _, bootstrap in returns], dim=1),
-            next_obs=self._stacked(after),
-            ended=self._tensor(np.stack([ended(done) for done in executed], axis=1)),
-            steps=self._tensor(np.stack([done.valid.sum(axis=1) for done in executed], axis=1)),
-            policy_version=self._weights.version,
-            source=executed[0].infos.get("source", "sim"),
+    def _log(self, executed: Sequence[ChunkStep]) -> int:
+        """Counts what was executed, and returns its control steps."""
+        return self.episodes.add_turns(
+            [
+                {
+                    "reward": done.reward.sum(axis=1),
+                    "ended": ended(done),
+                    "steps": done.valid.sum(axis=1),
+                    **{name: done.infos[name] for name in LOGGED if name in done.infos},
+                }
+                for done in executed
+            ]
         )
 
-    def _worth(self, done: ChunkStep) -> tuple[Tensor, Tensor]:
-        """Returns the discounted reward of a chunk and its bootstrap, (N,) each."""
+    def _worth(self, done: ChunkStep) -> dict[str, Tensor]:
+        """Returns what a chunk was worth and led to: fields of a `Rollout`, (N, ...) each."""
         reward, valid, terminated = (
-            self._tensor(part) for part in (done.reward.astype(np.float32), done.valid, done.terminated)
+            self._tensor(part) for part in (done.reward, done.valid, done.terminated)
         )
-        return chunk_return(reward, valid, terminated, self._gamma_step)
+        worth, bootstrap = chunk_return(reward.to(torch.float32), valid, terminated, self._gamma_step)
+        return {
+            "reward": worth,
+            "bootstrap": bootstrap,
+            "ended": self._tensor(ended(done)),
+            "steps": valid.sum(dim=1),
+        }
 
-    def _stacked(self, obs: list[Obs]) -> dict[str, Tensor]:
-        return {key: self._tensor(np.stack([one[key] for one in obs], axis=1)) for key in obs[0]}
+    def _led_to(self, done: ChunkStep) -> dict[str, Tensor]:
+        """Returns what a chunk led to: the final observation where the episode ended."""
+        found = done.obs
+        if "final_obs" in done.infos:
+            found = merge_rows(found, done.infos["final_obs"], ended(done))
+        return self._tensors(found)
 
     def _tensors(self, obs: Obs) -> dict[str, Tensor]:
         return {key: self._tensor(value) for key, value in obs.items()}
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return tensor_of(array).to(self._device)
 
 
 class RolloutSource(ChunkSource):
-    """Collects T decisions of every env at a time; episodes continue from one rollout to the next."""
+    """Collects T decisions of every env at a time; episodes continue from one rollout to the next.
 
-    def __init__(self, env: VectorEnv, policy: Any, *, decisions: int, **how: Any) -> None:
-        """Args: env: with autoreset SAME_STEP; decisions: T; how: see `ChunkSource`."""
+    Tensors of an env never go through the host, and of an env that resets itself nothing is read here but the
+    figures of the episodes, after the last decision.
+    """
+
+    def __init__(
+        self, env: VectorEnv, policy: Any, *, decisions: int, travels: bool = False, **how: Any
+    ) -> None:
+        """Begins with new episodes.
+
+        Args:
+            env: with autoreset SAME_STEP.
+            policy: see `ChunkSource`.
+            decisions: T.
+            travels: whether rollouts go to a learner in another process. Each is then memory of its own; else
+                the next rollout overwrites it, so the learner has to be done with it.
+            how: see `ChunkSource`.
+        """
         super().__init__(env, policy, **how)
-        self._decisions = decisions
+        self._decisions, self._travels = decisions, travels
         self._obs: Obs | None = None
+        self._memory: Rollout | None = None
 
     def collect(self, published: Published) -> Rollout:
         """Returns T decisions of every env, all with the newest weights."""
         if self._obs is None:
             self._obs, _ = self._env.reset(seed=self._seed)
-        self._weights.refresh(published)
-        obs, samples, executed = [self._obs], list[ChunkSample](), list[ChunkStep]()
-        for _ in range(self._decisions):
-            sample, done = self._execute(obs[-1])
-            samples.append(sample)
+        version, memory = self._weights.refresh(published), self._memory
+        obs, executed = self._tensors(self._obs), list[ChunkStep]()
+        for t in range(self._decisions):
+            sample, done = self._execute(obs)
+            assert sample.chain is not None, "a policy that records returns its chain"
+            if memory is None:
+                memory = Rollout.allocate(obs, sample.chain, self._decisions)
+            memory.put(t, obs, sample.chain, self._led_to(done), **self._worth(done))
             executed.append(done)
-            obs.append(done.obs)
-        self._obs = obs.pop()
-        return self._rollout(obs, samples, executed)
+            self._obs, obs = done.obs, self._tensors(done.obs)
+        assert memory is not None, "there is a decision"
+        self._memory = None if self._travels else memory
+        memory.num_steps, memory.policy_version = self._log(executed), version
+        memory.source = executed[0].infos.get("source", "sim")
+        return memory
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what every source does, the env, and the observation."""
@@ -172,10 +196,10 @@ class GroupSource(ChunkSource):
         starts = range(self._next_seed, self._next_seed + self._env.num_envs // self._group)
         self._next_seed = starts.stop
         first, _ = self._env.reset(seed=[start for start in starts for _ in range(self._group)])
-        obs, samples, executed, made = [first], list[ChunkSample](), list[ChunkStep](), []
+        obs, samples, executed, made = [first], list[ChunkSample](), list[ChunkStep](), list[Array]()
         live, success = np.ones(self._env.num_envs, bool), np.zeros(self._env.num_envs, bool)
         while live.any():
-            sample, done = self._execute(obs[-1], live)
+            sample, done = self._execute(self._tensors(obs[-1]), live)
             samples.append(sample)
             executed.append(done)
             obs.append(done.obs)
@@ -189,6 +213,18 @@ class GroupSource(ChunkSource):
         score = solved.to(rollout.reward.dtype)
         return EpisodeRollout(**vars(rollout), valid=valid, success=solved, score=score)
 
+    def _rollout(self, obs: list[Obs], samples: list[ChunkSample], executed: list[ChunkStep]) -> Rollout:
+        worth: dict[str, Any] = _stacked([self._worth(done) for done in executed])
+        return Rollout(
+            obs=_stacked([self._tensors(one) for one in obs]),
+            chain=_joined([sample.chain for sample in samples]),
+            next_obs=_stacked([self._led_to(done) for done in executed]),
+            **worth,
+            num_steps=self._log(executed),
+            policy_version=self._weights.version,
+            source=executed[0].infos.get("source", "sim"),
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what every source does, and the next start; between two rollouts no episode is open."""
         return {**super().state_dict(), "next_seed": self._next_seed}
@@ -201,6 +237,11 @@ class GroupSource(ChunkSource):
 def ended(done: ChunkStep) -> Array:
     """Returns which episodes ended, (N,)."""
     return done.terminated | done.truncated
+
+
+def _stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns T rows of fields (N, ...) as fields (N, T, ...)."""
+    return {name: torch.stack([row[name] for row in rows], dim=1) for name in rows[0]}
 
 
 def _joined(chains: list[Chain | None]) -> Chain:

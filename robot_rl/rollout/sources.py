@@ -8,14 +8,16 @@ B envs, A action dim.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from robot_rl.core.arrays import to_numpy
 from robot_rl.data.transitions import Segment, StepBatch
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import Act, ChunkExecutor
@@ -23,6 +25,8 @@ from robot_rl.rollout.stepping import step
 from robot_rl.rollout.weights import Published, Subscriber
 
 Array = NDArray[Any]
+LOGGED = ("success", "limited", "diverged", "overflowed", "reset_class", "domain_scale")
+"""Of `infos`: what the figures of the episodes are made of, in addition to rewards and ends."""
 
 
 class Source(Protocol):
@@ -249,6 +253,21 @@ class EpisodeLog:
             self._ended = np.concatenate([self._ended, np.stack([part[ended] for part in parts], axis=1)])
             self._return[ended], self._length[ended] = 0.0, 0
 
+    def add_turns(self, turns: Sequence[Mapping[str, Any]]) -> int:
+        """Adds what several calls of `add` would, and returns the control steps, over all envs.
+
+        What is on a device is fetched in one copy, after the last turn.
+
+        Args: turns: `reward`, `ended`, perhaps `steps`, and what there is of `LOGGED`, (N,) each.
+        """
+        total = 0
+        for turn in _on_host(turns):
+            row = dict(turn)
+            reward, ended, steps = row.pop("reward"), row.pop("ended"), row.pop("steps", 1)
+            self.add(reward, ended, row, steps=steps)
+            total += int(np.sum(np.broadcast_to(steps, len(reward))))
+        return total
+
     def _add_overflows(self, more: int | None) -> None:
         if more is not None:
             self.overflows = (self.overflows or 0) + more
@@ -302,6 +321,23 @@ class EpisodeLog:
         self._limited = int(state["limited"])
         self.nan_resets = int(state["nan_resets"])
         self.overflows = state.get("overflows")  # not in older checkpoints
+
+
+def _on_host(turns: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yields turns in numpy arrays; float64 has all their numbers."""
+    names = [name for name, value in turns[0].items() if isinstance(value, Tensor)]
+    if not names:
+        yield from turns
+        return
+    whole = torch.stack([torch.stack([turn[name].double() for name in names]) for turn in turns])
+    for turn, numbers in zip(turns, to_numpy(whole), strict=True):
+        found = dict(zip(names, numbers, strict=True))
+        for name, value in found.items():
+            kind: Any = turn[name].dtype
+            found[name] = (
+                value if kind.is_floating_point else value.astype(bool if kind == torch.bool else int)
+            )
+        yield {**turn, **found}
 
 
 def _starts(infos: Mapping[str, Any]) -> Array | None:

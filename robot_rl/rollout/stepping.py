@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.core.arrays import namespace, to_numpy
 from robot_rl.hal.vector import Obs, VectorEnv
 
 Array = NDArray[Any]
@@ -51,6 +52,12 @@ def step(env: VectorEnv, obs: Obs, action: Array, live: Array | None = None) -> 
     return Moment(obs, action, next_obs, reward, terminated, truncated, infos, live)
 
 
+def actions_for(env: VectorEnv, actions: Any) -> Array:
+    """Returns a policy's actions, a tensor, as the env takes them: numpy's, or a tensor of its device."""
+    found: Any = to_numpy(actions) if env.xp is np else actions.to(env.device)
+    return found
+
+
 def lockstep(
     env: VectorEnv,
     seeds: NDArray[np.uint64],
@@ -88,5 +95,5 @@ def merge_rows(obs: Obs, final_obs: Obs, ended: Array) -> Obs:
     merged = {}
     for key, value in obs.items():
         where = ended.reshape(-1, *[1] * (value.ndim - 1))
-        merged[key] = np.where(where, final_obs[key], value)
+        merged[key] = namespace(value).where(where, final_obs[key], value)
     return merged

@@ -8,22 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from robot_rl.core.arrays import to_numpy
 from robot_rl.core.policy import Encoded
 from robot_rl.data.rollout import StepRollout
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.gaussian import GaussianPolicy
-from robot_rl.rollout.sources import EpisodeLog, Here
+from robot_rl.rollout.sources import LOGGED, EpisodeLog, Here
+from robot_rl.rollout.stepping import actions_for
 from robot_rl.rollout.weights import Published, Subscriber
 
 Array = NDArray[Any]
-_LOGGED = ("success", "limited", "diverged", "overflowed", "reset_class")
-"""What the figures of the episodes are made of, in addition to rewards and ends."""
 
 
 class StepRolloutSource(Here):
@@ -82,7 +79,7 @@ class StepRolloutSource(Here):
         if self._correlation:
             self._correlate(memory.drawn)
         logged = [self._step(memory, t) for t in range(self._steps)]
-        self._log(logged)
+        self.episodes.add_turns(logged)
         return memory
 
     def _correlate(self, noise: Tensor) -> None:
@@ -108,26 +105,12 @@ class StepRolloutSource(Here):
         memory.std.copy_(std)
         drawn = torch.addcmul(memory.mean[t], memory.drawn[t], std, out=memory.drawn[t])
         action = self._policy.executed(drawn)
-        obs, reward, terminated, truncated, infos = self._env.step(self._to_env(action))
+        obs, reward, terminated, truncated, infos = self._env.step(actions_for(self._env, action))
         memory.put(t, obs, reward, terminated, truncated)
         if "final_obs" in infos:
             memory.put_final(t, infos["final_obs"], truncated)
-        logged = {name: infos[name] for name in _LOGGED if name in infos}
+        logged = {name: infos[name] for name in LOGGED if name in infos}
         return {"reward": reward, "ended": terminated | truncated, **logged}
-
-    def _to_env(self, action: Tensor) -> Array:
-        env = self._env
-        if env.xp is np:
-            return to_numpy(action)
-        found: Any = action.to(env.device)
-        return found
-
-    def _log(self, steps: list[dict[str, Array]]) -> None:
-        """Counts the steps of a rollout; those of a device are fetched at once."""
-        columns = {name: _on_host([step[name] for step in steps]) for name in steps[0]}
-        for t in range(len(steps)):
-            row = {name: column[t] for name, column in columns.items()}
-            self.episodes.add(row.pop("reward"), row.pop("ended"), row)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns acting weights, the generator, the figures of the episodes, the env and the observation."""
@@ -153,9 +136,3 @@ class StepRolloutSource(Here):
         self._env.load_state_dict(state["env"])
         self._memory = StepRollout.allocate(state["obs"], self._steps, self._policy.action_dim, self._device)
         self._memory.show(self._steps, state["obs"])
-
-
-def _on_host(arrays: list[Any]) -> Array:
-    if isinstance(arrays[0], np.ndarray):
-        return np.stack(arrays)
-    return torch.stack(arrays).numpy(force=True)

@@ -9,6 +9,7 @@ queue, so for a chunk policy that is a swap at the chunk's border: no chunk mixe
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ import torch
 from torch import Tensor
 
 from robot_rl.core.errors import RobotRLError
+
+_NUMBERS = itertools.count()
+"""Of snapshots that stay in this process."""
 
 
 class WeightsError(RobotRLError):
@@ -33,6 +37,9 @@ class Snapshot:
     checksum: int
     """CRC-32, see `checksum`."""
     weights: Mapping[str, Tensor]
+    stays: bool = False
+    """Whether they are for this process alone, on the learner's device. Then `checksum` is the number of the
+    snapshot, and nobody compares it: nothing is read back."""
     is_own: bool = False
     """Whether they were compared with the checksum here, and nobody else has these tensors."""
 
@@ -66,14 +73,16 @@ def newest_of(published: Published) -> Snapshot:
 class Publisher:
     """The learner's end: takes a snapshot of its weights every few updates."""
 
-    def __init__(self, *, publish_every: int = 1) -> None:
+    def __init__(self, *, publish_every: int = 1, stays: bool = False) -> None:
         """Has published nothing yet.
 
-        Args: publish_every: learner updates between two snapshots.
+        Args:
+            publish_every: learner updates between two snapshots.
+            stays: whether all sources are in this process; see `Snapshot`.
         """
         if publish_every < 1:
             raise ValueError(f"publisher: publish_every must be 1 or more updates, got {publish_every}")
-        self._publish_every = publish_every
+        self._publish_every, self._stays = publish_every, stays
         self._newest: Snapshot | None = None
 
     @property
@@ -99,6 +108,10 @@ class Publisher:
             self._publish(version, state["weights"])
 
     def _publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        if self._stays:
+            kept = {name: value.detach().clone() for name, value in weights.items()}
+            self._newest = Snapshot(version, next(_NUMBERS), kept, stays=True)
+            return
         copies = {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}
         self._newest = Snapshot(version, checksum(copies), copies)
 
@@ -122,7 +135,8 @@ class Subscriber:
         """
         newest = newest_of(published)
         if newest.stamp != self._stamp:
-            if not newest.is_own and checksum(newest.weights) != newest.checksum:
+            is_known = newest.is_own or newest.stays
+            if not is_known and checksum(newest.weights) != newest.checksum:
                 raise WeightsError(f"weights: version {newest.version} and its checksum differ.")
             load_weights(self._policy, newest.weights, take=newest.is_own)
             self.version, self._stamp = newest.version, newest.stamp

@@ -17,13 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from robot_rl.algos.returns import kept_groups
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout, StepRollout
 from robot_rl.train.loop import Stateful
-
-Array = NDArray[Any]
 
 
 class PreparingLearner(Protocol):
@@ -65,7 +63,7 @@ class RolloutExperience:
         self._cut = set[int]()
         """Sources whose last rollout was dropped: their next one does not go on from what came before."""
         self._batch: PPOBatch | None = None
-        self._rows: list[Array] = []
+        self._rows: list[Tensor] = []
         self._steps, self._stale, self._dropped, self._age = 0, 0, 0, 0
 
     def add(self, segment: Rollout) -> None:
@@ -103,9 +101,10 @@ class RolloutExperience:
         if self._batch is None:
             raise RuntimeError("rollouts: nothing was collected since the run began or was resumed")
         if not self._rows:
-            order = self._rng.permutation(len(self._batch))
-            self._rows = np.array_split(order, self._minibatches(self._batch))
-        return self._batch.rows(torch.from_numpy(self._rows.pop()).to(self._batch.advantage.device))
+            order = torch.from_numpy(self._rng.permutation(len(self._batch)))
+            order = order.to(self._batch.advantage.device, non_blocking=True)
+            self._rows = list(order.tensor_split(self._minibatches(self._batch)))
+        return self._batch.rows(self._rows.pop())
 
     def metrics(self) -> dict[str, float]:
         """Returns how old the weights that acted were, since the last call; nothing if none were.

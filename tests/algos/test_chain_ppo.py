@@ -19,6 +19,8 @@ from robot_rl.core.policy import Chain
 from robot_rl.data.normalize import Normaliser
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy, ProcessConfig
+from robot_rl.train.rollouts import RolloutExperience
+from tests.read_back import reads_back
 
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flow_sde": ({"process": "flow_sde"}, {"reduction": "single"}),
@@ -209,7 +211,11 @@ def test_a_stale_rollout_is_weighed_from_the_present_weights_on(monkeypatch: pyt
     assert torch.equal(batch.advantage, fresh.advantage)
     assert stale.chain.log_prob.tolist() == [[0.0], [0.0]]  # what was collected stays as it is
     losses = list[float]()
-    monkeypatch.setattr(learner.actor_optimiser, "step", lambda loss: losses.append(loss.item()))
+
+    def step(loss: Tensor, *, skips: Tensor | None) -> None:
+        losses.append(loss.item())
+
+    monkeypatch.setattr(learner.actor_optimiser, "step", step)
     metrics = learner.update(batch)
     assert float(metrics["kl"]) == 0.0
     # Standardised, two advantages are -0.7071 and 0.7071: -(1.5 * -0.7071 + 5 * 0.7071) / 2.
@@ -352,6 +358,39 @@ def test_beyond_the_kl_the_policy_waits_for_the_next_rollout() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_a_device_that_is_not_waited_for_learns_the_same(name: str) -> None:
+    found: list[Any] = []
+    for reads_values in (True, False):
+        policy = make_policy(name)
+        learner = make_learner(policy, name, actor_lr=0.02, target_kl=1e-4)
+        learner._reads = reads_values  # as on a CPU, and as on any other device
+        # All decisions end their episodes, so that the same rows are encoded.
+        rollout = bandit(policy, seeded(4))
+        rollout.num_steps = rollout.cost
+        experience = RolloutExperience(learner, batch=128, epochs=4, seed=0)
+        with reads_back() as reads:
+            experience.add(rollout)
+            metrics = [learner.update(experience.sample()) for _ in range(experience.owed())]
+        waits = [float(row["waits"]) for row in metrics]
+        found.append((reads, waits, policy.state_dict(), learner.actor_optimiser.state_dict()))
+    (_, ours, weights, state), (reads, theirs, same, moments) = found
+    assert reads == []
+    assert ours == theirs
+    assert (ours[0], ours[-1]) == (0.0, 1.0)
+    assert all(torch.equal(same[key], value) for key, value in weights.items())
+    for key, values in state.items():
+        assert all(map(torch.equal, values, moments[key])), key
+
+
+def test_where_nothing_is_read_the_value_of_every_next_observation_is_computed() -> None:
+    # As by hand in `test_advantages_by_hand`, where only the last row led elsewhere.
+    learner = learner_with_values({0.1: 1.0, 0.2: 2.0, 0.3: 4.0}, gamma_step=0.5, lam=0.5)
+    learner._reads = False
+    batch = learner.prepare(rollout([1.0, 3.0], [0.25, 0.5], [False, False], [2, 1]))
+    assert batch.advantage.tolist() == pytest.approx([0.875, 3.0])
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_resume_is_exact(name: str) -> None:
     def learn(learner: ChainPPO, policy: Any, generator: torch.Generator, rollouts: int) -> None:
         for _ in range(rollouts):
@@ -449,7 +488,7 @@ def test_the_clip_is_wider_above_and_advantages_stay_as_they_are(monkeypatch: py
     new = torch.tensor([1.5, 1.5, 0.5, 0.5]).log().view(4, 1)
     any_weight = next(p for p in policy.parameters() if p.requires_grad)
     policy.log_prob = lambda encoded, chain: (new + 0.0 * any_weight.sum(), torch.zeros(4, 1))
-    monkeypatch.setattr(learner.actor_optimiser, "step", lambda loss: None)
+    monkeypatch.setattr(learner.actor_optimiser, "step", lambda loss, skips: None)
     chain = Chain(torch.zeros(4, 1, 1, 1), torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, 1), None)
     advantage, none = torch.tensor([2.0, -2.0, 2.0, -2.0]), torch.zeros(4)
     batch = PPOBatch(

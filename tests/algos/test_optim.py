@@ -63,6 +63,22 @@ def test_gradients_are_clipped_to_their_common_norm(limit: float, factor: float)
     torch.testing.assert_close(second, torch.tensor([[0.5 * 4.0 * factor]]))
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_a_step_that_the_device_skips_changes_nothing(clip: float) -> None:
+    start, gradient = torch.linspace(-1.0, 1.0, 7), torch.linspace(2.0, -1.0, 7)
+    found: list[tuple[torch.Tensor, dict[str, list[torch.Tensor]]]] = []
+    for skips in ([None, None], [False, True, False], [True, False, True, False]):
+        weight = torch.nn.Parameter(start.clone())
+        optimiser = Optimiser([weight], lr=0.1, weight_decay=0.01, grad_clip=clip)
+        for skip in skips:
+            optimiser.apply([gradient.clone()], skips=None if skip is None else torch.tensor(skip))
+        found.append((weight.detach(), optimiser.state_dict()))
+    for weight, state in found[1:]:  # two steps in each
+        assert weight.equal(found[0][0])
+        assert all(state[name][0].equal(value[0]) for name, value in found[0][1].items())
+    assert not found[0][0].equal(start)
+
+
 def test_follow() -> None:
     target, online = torch.zeros(2), torch.ones(2)
     follow([target], [online], 0.25)

@@ -12,9 +12,11 @@ from robot_rl.core.policy import Chain, ChunkSample
 from robot_rl.data.rollout import PPOBatch, Rollout
 from robot_rl.rollout.chunks import RolloutSource
 from robot_rl.rollout.weights import Publisher
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.rollouts import RolloutExperience
 from tests.plain import Plain
+from tests.read_back import outside_of_simulation, reads_back
 
 H, A = 4, 2
 
@@ -31,7 +33,7 @@ class Drifting(Plain, nn.Module):
     def sample(self, obs: dict[str, Tensor], *, generator: Generator, **how: Any) -> ChunkSample:
         assert how == {"mode": "explore", "record": True}
         state = obs["state"]
-        x = 0.1 * torch.randn(len(state), 2, H, A, generator=generator)
+        x = 0.1 * torch.randn(len(state), 2, H, self.action_dim, generator=generator)
         index = torch.zeros(len(state), 1, dtype=torch.long)
         return ChunkSample(x[:, -1], Chain(x, index, state[:, :1] + self.version.detach(), "grid"))
 
@@ -66,7 +68,8 @@ def test_rewards_ends_and_final_observations_by_hand() -> None:
 
 def test_the_rows_of_the_chain_are_the_decisions() -> None:
     source = make_source(FakeEnv(3, truncate_after=[5, 4, 9]))
-    rollouts = [source.collect(offered()) for _ in range(2)]  # the second goes on where the first ended
+    # The second goes on where the first ended, in the same memory.
+    rollouts = [copy.deepcopy(source.collect(offered())) for _ in range(2)]
     for rollout in rollouts:
         steps = rollout.obs["state"][..., 0].flatten()
         assert torch.equal(rollout.chain.log_prob[:, 0], steps)
@@ -102,6 +105,56 @@ def test_a_diverged_simulation_is_counted_and_bootstraps() -> None:
     assert rollout.bootstrap[0].tolist() == [0.125, 0.25, 0.125, 0.25, 0.125]
 
 
+def test_every_rollout_is_in_the_same_memory_unless_it_travels() -> None:
+    def places(rollout: Rollout) -> list[int]:
+        tensors = [rollout.obs["state"], rollout.next_obs["state"], rollout.chain.x, rollout.chain.log_prob]
+        return [tensor.data_ptr() for tensor in (*tensors, rollout.reward, rollout.ended, rollout.steps)]
+
+    source = make_source(FakeEnv(2, truncate_after=5))
+    first = source.collect(offered())
+    before = places(first)
+    second = source.collect(offered())
+    assert second is first
+    assert places(second) == before
+    assert second.obs["state"][0, :, 0].tolist() == [3, 0, 3, 0, 3]  # after the decisions at 0, 3, 0, 3, 0
+    env = FakeEnv(2, truncate_after=5)
+    away = RolloutSource(env, Drifting(), decisions=5, n_exec=3, gamma_step=0.5, seed=7, travels=True)
+    first = away.collect(offered())
+    kept = first.obs["state"].clone()
+    assert places(away.collect(offered())) != places(first)
+    assert first.obs["state"].equal(kept)
+
+
+def test_tensors_of_an_env_make_the_same_rollout_and_one_copy_to_the_host() -> None:
+    found: list[Any] = []
+    for array in ("numpy", "torch"):
+        env = SimVectorEnv(EnvConfig(task="reach", horizon_s=0.25, num_threads=1), 3, array=array)
+        policy = Drifting()
+        policy.action_dim = len(env.action_names)
+        source = RolloutSource(env, policy, decisions=3, n_exec=3, gamma_step=0.5, seed=7)
+        source.collect(offered())  # allocates
+        publisher = Publisher(stays=True)
+        with reads_back() as reads:
+            publisher.offer(1, policy.state_dict)
+            rollout = source.collect(publisher)
+        found.append((rollout, source.episodes.take(), outside_of_simulation(reads)))
+    (ours, log, _), (theirs, same, reads) = found
+    # Episodes ended in two of the control steps: there a chunk looks whether any env goes on.
+    assert [read.split(":")[0] for read in reads] == [
+        *["_local_scalar_dense at robot_rl/hal/vector.py"] * 2,
+        "numpy at robot_rl/rollout/sources.py",
+    ]
+    for name in ("obs", "next_obs"):
+        mine, other = getattr(ours, name)["state"], getattr(theirs, name)["state"]
+        torch.testing.assert_close(other, mine, atol=1e-5, rtol=1e-4)
+    assert ours.ended.any()
+    for name in ("ended", "steps", "bootstrap"):
+        assert getattr(theirs, name).equal(getattr(ours, name)), name
+    assert theirs.num_steps == ours.num_steps == int(ours.steps.sum())
+    assert same == pytest.approx(log)
+    assert log["episodes"] == 9
+
+
 def test_the_newest_weights_act() -> None:
     source = make_source(FakeEnv(1))
     assert source.collect(offered(0.0)).chain.log_prob[0, 0] == 0.0
@@ -113,7 +166,7 @@ def test_the_newest_weights_act() -> None:
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_resume_is_exact(before: int) -> None:
     def collected(source: RolloutSource, count: int) -> list[Rollout]:
-        return [source.collect(offered()) for _ in range(count)]
+        return [copy.deepcopy(source.collect(offered())) for _ in range(count)]
 
     source = make_source(FakeEnv(3, truncate_after=[5, 4, 9]))
     collected(source, before)

@@ -14,6 +14,7 @@ from robot_rl.rollout.stepping import merge_rows
 from robot_rl.rollout.weights import Publisher, Subscriber, WeightsError, checksum
 from robot_rl.testing.devices import FakeEnv
 from tests.plain import Plain
+from tests.read_back import reads_back
 
 
 class VersionPolicy(Plain, nn.Module):
@@ -57,8 +58,9 @@ def test_a_chunk_is_of_one_version_and_the_residual_of_the_newest() -> None:
     assert base == [0, 0, 0, 2, 2, 2, 5]
 
 
-def test_weights_are_a_snapshot() -> None:
-    publisher, policy = Publisher(), VersionPolicy()
+@pytest.mark.parametrize("stays", [False, True])
+def test_weights_are_a_snapshot(stays: bool) -> None:
+    publisher, policy = Publisher(stays=stays), VersionPolicy()
     mine = weights(1.0)
     publisher.offer(0, lambda: mine)
     mine["version"].fill_(9.0)  # the learner goes on in place
@@ -90,9 +92,10 @@ def test_damaged_weights_are_refused() -> None:
         Subscriber(VersionPolicy()).refresh(publisher)
 
 
-def test_other_weights_of_the_same_version_are_loaded() -> None:
+@pytest.mark.parametrize("stays", [False, True])
+def test_other_weights_of_the_same_version_are_loaded(stays: bool) -> None:
     """A learner that was killed after version 3 and resumed before it comes to another version 3."""
-    first, resumed, policy = Publisher(), Publisher(), VersionPolicy()
+    first, resumed, policy = Publisher(stays=stays), Publisher(stays=stays), VersionPolicy()
     first.offer(3, lambda: weights(1.0))
     resumed.offer(3, lambda: weights(2.0))
     subscriber = Subscriber(policy)
@@ -171,6 +174,30 @@ def test_the_log_counts_episodes_that_ended() -> None:
     assert log.take() == {"episodes": 0, "safety_clamps": 0}
     log.add(np.array([0.0, 1.0]), np.array([False, True]), {"success": nothing})
     assert log.take()["return"] == 11.0  # 5 + 5 + 1
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_several_turns_are_logged_as_one_after_another(kind: Any) -> None:
+    # Episodes of 2 and 1 turns: returns 1 + 3 and 4, lengths 2 + 1 and 2, the second a success of class 1.
+    log = EpisodeLog(2, ("own", "near"))
+    turns = [
+        {"reward": [1.0, 4.0], "ended": [False, True], "steps": [2, 2], "success": [False, True]},
+        {"reward": [3.0, 5.0], "ended": [True, False], "steps": [1, 2], "success": [False, False]},
+    ]
+    more = {"limited": [True, False], "reset_class": [0, 1]}
+    given = [{name: kind(value) for name, value in (turn | more).items()} for turn in turns]
+    with reads_back() as reads:
+        assert log.add_turns([{**turn, "domain_scale": 0.5} for turn in given]) == 7
+    assert len(reads) == (kind is torch.tensor)
+    assert log.take() == {
+        "episodes": 2.0,
+        "safety_clamps": 2.0,
+        "domain_scale": 0.5,
+        "return": 4.0,
+        "length": 2.5,
+        "success": 0.5,
+        **{"episodes_own": 1.0, "success_own": 0.0, "episodes_near": 1.0, "success_near": 1.0},
+    }
 
 
 def test_the_log_of_another_process_is_merged() -> None:

@@ -16,6 +16,7 @@ from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.testing.devices import STEP_M, FakeEnv
 from tests.kinds import seeded
+from tests.read_back import outside_of_simulation, reads_back
 
 
 def make_source(
@@ -110,8 +111,14 @@ def test_tensors_of_an_env_make_the_same_rollout() -> None:
     for array in ("numpy", "torch"):
         config = EnvConfig(task="reach", horizon_s=0.15, num_threads=1)
         source = make_source(SimVectorEnv(config, 3, array=array), steps=4)
-        found.append((source.collect(offered(source)), source.episodes.take()))
-    (ours, log), (theirs, same) = found
+        publisher = Publisher(stays=True)
+        with reads_back() as reads:
+            publisher.offer(0, source._policy.state_dict)
+            rollout = source.collect(publisher)
+        found.append((rollout, source.episodes.take(), outside_of_simulation(reads)))
+    (ours, log, _), (theirs, same, reads) = found
+    # After the last step, one copy of what is counted.
+    assert [read.split(":")[0] for read in reads] == ["numpy at robot_rl/rollout/sources.py"]
     # Products of matrices round differently in the last bits.
     torch.testing.assert_close(theirs.obs["state"], ours.obs["state"], atol=1e-5, rtol=1e-4)
     assert ours.truncated.equal(theirs.truncated)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.core.arrays import solve
 from robot_rl.core.registry import resolve, table
 from robot_rl.hal.host import HostEnv, on_host
 from robot_rl.hal.vector import VectorEnv
@@ -19,6 +20,7 @@ from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.task import Control
 from robot_rl.sim.tasks.reach import Reach
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+from tests.read_back import reads_back
 
 JOINTS = Control(kind="joint_delta")
 ROUNDING = 1e-9
@@ -173,6 +175,15 @@ def test_the_host_has_the_same_memory() -> None:
     zeros = torch.zeros(2)
     on_host({"a": (zeros, "words")})["a"][0][1] = 3.0
     assert zeros.tolist() == [0.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_equations_are_solved_and_nothing_is_read_back(kind: Any) -> None:
+    # 2 x + y = 4 and x + 3 y = 7: x = 1, y = 2.
+    with reads_back() as reads:
+        found = solve(kind([[[2.0, 1.0], [1.0, 3.0]]]), kind([[[4.0], [7.0]]]))
+    assert reads == []
+    assert found.flatten().tolist() == pytest.approx([1.0, 2.0])
 
 
 def test_who_demonstrates_on_the_host_gets_and_gives_numpy_arrays() -> None:

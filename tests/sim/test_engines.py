@@ -14,7 +14,11 @@ import torch
 
 from robot_rl.core.arrays import to_numpy
 from robot_rl.core.errors import ConfigError
+from robot_rl.policies.config import GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.rollout.envs import make_env
+from robot_rl.rollout.steps import StepRolloutSource
+from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.backends.mujoco_cpu import on_cpu
 from robot_rl.sim.backends.mujoco_warp import MujocoWarp
 from robot_rl.sim.config import EnvConfig
@@ -22,6 +26,7 @@ from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.robots.gantry import GANTRY
 from robot_rl.sim.scene import add_free_box
 from robot_rl.sim.vector import SimVectorEnv
+from tests.read_back import outside_of_simulation, reads_back
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_ENVS = 4
@@ -288,6 +293,32 @@ def test_what_takes_numpy_arrays_gets_them(device: str) -> None:
     seen, reward, *_ = env.step(np.zeros((2, 3), np.float32))
     assert all(isinstance(each, np.ndarray) for each in (obs["state"], seen["state"], reward))
     assert make_env(config, 2, tensors=True).xp is not np
+
+
+def test_a_control_step_reads_four_numbers_and_the_rollout_none(device: str) -> None:
+    """Whether targets are finite, simulations diverged (the engine, and the env), and episodes ended."""
+    env = make_env(
+        EnvConfig(task="gantry_peg", engine="mujoco_warp", engine_device=device), NUM_ENVS, tensors=True
+    )
+    policy = GaussianPolicy(
+        GaussianPolicyConfig(width=8, depth=1),
+        state_dim=len(env.state_names),
+        action_dim=len(env.action_names),
+        generator=torch.Generator().manual_seed(0),
+    ).to(device)
+    source = StepRolloutSource(env, policy, steps=5, seed=7, device=device)
+    publisher = Publisher(stays=True)
+    publisher.offer(0, policy.state_dict)
+    source.collect(publisher)  # allocates
+    with reads_back() as reads:
+        rollout = source.collect(publisher)
+    assert rollout.reward.device.type == torch.device(device).type
+    assert not (rollout.terminated | rollout.truncated).any()
+    (figures,) = outside_of_simulation(reads)
+    assert figures.startswith("numpy at robot_rl/rollout/sources.py")
+    reads.remove(figures)
+    assert len(reads) == 4 * 5
+    assert all(read.startswith("_local_scalar_dense") for read in reads)
 
 
 def test_evaluations_are_made_on_the_cpu() -> None:

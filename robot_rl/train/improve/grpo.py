@@ -7,11 +7,17 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.chunks import GroupSource
-from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.config import GRPOSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
-from robot_rl.train.improve.ppo import acting_copy, chunk_options, make_policy, on_policy, rollout_options
+from robot_rl.train.improve.ppo import (
+    acting_copy,
+    chunk_options,
+    make_policy,
+    on_policy,
+    publisher_of,
+    rollout_options,
+)
 from robot_rl.train.loop import Learner, Run
 from robot_rl.train.rollouts import EpisodeReward, GroupExperience
 from robot_rl.train.schedule import Always
@@ -42,7 +48,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         keep=cfg.keep,
         **rollout_options(session, "grpo batches"),
     )
-    learner = Learner(algorithm, experience, Always(experience.owed), Publisher())
+    learner = Learner(algorithm, experience, Always(experience.owed), publisher_of(config))
     return on_policy(session, start, policy, learner, experience, experience.metrics), policy
 
 

@@ -13,12 +13,11 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.rollout.steps import StepRolloutSource
-from robot_rl.rollout.weights import Publisher
 from robot_rl.train.assemble import new_policy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.config import PlainPPOSettings
 from robot_rl.train.improve.method import Method, Module, Start, check_privileged, settings_of
-from robot_rl.train.improve.ppo import acting_copy, on_policy
+from robot_rl.train.improve.ppo import acting_copy, on_policy, publisher_of
 from robot_rl.train.loop import Learner, Run
 from robot_rl.train.rollouts import NewestRollouts
 from robot_rl.train.schedule import Always
@@ -63,7 +62,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         observed=len(start.episodes.action),
     )
     rollouts = NewestRollouts()
-    learner = Learner(algorithm, rollouts, Always(rollouts.owed), Publisher())
+    learner = Learner(algorithm, rollouts, Always(rollouts.owed), publisher_of(config))
     return on_policy(session, start, policy, learner, rollouts, dict), policy
 
 

@@ -40,8 +40,13 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> RolloutSource:
     """Returns a source of rollouts; RunConfig refuses those of an arm."""
-    decisions = settings_of(config, PPOSettings).decisions
-    return RolloutSource(env, acting_copy(config, policy), decisions=decisions, **chunk_options(config, name))
+    return RolloutSource(
+        env,
+        acting_copy(config, policy),
+        decisions=settings_of(config, PPOSettings).decisions,
+        travels=config.acts_alone(name),
+        **chunk_options(config, name),
+    )
 
 
 def acting_copy(config: RunConfig, policy: Module) -> Module:
@@ -76,7 +81,7 @@ def assemble_online(session: Session, start: Start, policy: Module) -> Run:
         privileged=privileged_scale(config, start.episodes),
     )
     rollouts = RolloutExperience(algorithm, **rollout_options(session, "ppo batches"))
-    learner = Learner(algorithm, rollouts, Always(rollouts.owed), Publisher())
+    learner = Learner(algorithm, rollouts, Always(rollouts.owed), publisher_of(config))
     return on_policy(session, start, policy, learner, rollouts, rollouts.metrics)
 
 
@@ -95,6 +100,11 @@ def rollout_options(session: Session, stream: str) -> dict[str, Any]:
         "updates": lambda: session.counters.updates,
         "max_staleness": cfg.max_staleness,
     }
+
+
+def publisher_of(config: RunConfig) -> Publisher:
+    """Returns the publisher of the weights, which leave the device only for sources in other processes."""
+    return Publisher(stays=not any(config.acts_alone(name) for name in config.acting))
 
 
 def on_policy(
@@ -126,4 +136,6 @@ def _pacer(config: RunConfig) -> Pacer:
     return Pacer(finished=lambda at: at.env_steps >= config.method.env_steps)
 
 
-PPO = Method(make_policy=make_policy, assemble=assemble, make_source=make_source, records=False)
+PPO = Method(
+    make_policy=make_policy, assemble=assemble, make_source=make_source, takes_tensors=True, records=False
+)

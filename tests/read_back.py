@@ -1,0 +1,94 @@
+"""Counts what a machine with a GPU would wait for: values of tensors that code on the host reads.
+
+Without a GPU nothing waits, but the same calls are made. Copies to numpy share memory on a CPU; they count
+as the copies that they are elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+_VALUES = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "is_nonzero",
+    "equal",
+    "_unique2",
+    "_linalg_check_errors",
+)
+"""Operators whose result, or its size, is a value that the host waits for."""
+_PROJECT = Path(__file__).parents[1]
+_PASSED = (Path(__file__), _PROJECT / "robot_rl" / "core" / "arrays.py")
+_TO_HOST = ("numpy", "cpu", "tolist", "__array__")
+
+
+class _Values(TorchDispatchMode):
+    def __init__(self, reads: list[str]) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _VALUES or _counts_a_mask(name, args):
+            self._reads.append(f"{name} at {_caller()}")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def reads_back() -> Generator[list[str]]:
+    """Collects the reads of the block, each with the place in the project that makes it."""
+    found = list[str]()
+
+    def counted(name: str) -> Any:
+        own = getattr(Tensor, name)
+
+        def call(tensor: Tensor, *args: Any, **how: Any) -> Any:
+            found.append(f"{name} at {_caller()}")
+            with _disable_current_modes():
+                return own(tensor, *args, **how)
+
+        return call
+
+    patches = [patch.object(Tensor, name, counted(name)) for name in _TO_HOST]
+    for each in patches:
+        each.start()
+    try:
+        with _Values(found):
+            yield found
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def outside_of_simulation(reads: Sequence[str]) -> list[str]:
+    """Returns the reads that neither the simulator nor its safety envelope makes."""
+    return [read for read in reads if not any(part in read for part in ("robot_rl/sim/", "hal/safety.py"))]
+
+
+def _counts_a_mask(name: str, args: Sequence[Any]) -> bool:
+    """Whether an index is a mask whose rows are counted; a single value is written without counting them."""
+    if name not in ("index", "index_put", "index_put_"):
+        return False
+    is_mask = any(part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1])
+    return is_mask and (name == "index" or args[2].numel() != 1)
+
+
+def _caller() -> str:
+    """Returns the innermost place in the project that is neither this file nor `core.arrays`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(_PROJECT) and path not in _PASSED:
+            return f"{path.relative_to(_PROJECT)}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "elsewhere"
