@@ -88,7 +88,8 @@ def _caller() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(_PROJECT) and path not in _PASSED:
+        is_ours = path.is_relative_to(_PROJECT) and "site-packages" not in path.parts
+        if is_ours and path not in _PASSED:
             return f"{path.relative_to(_PROJECT)}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return "elsewhere"

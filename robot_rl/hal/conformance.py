@@ -113,6 +113,7 @@ class _Lease:
     device: str
     token: int
     slot_ids: tuple[int, ...]
+    holder: str = "conformance"
 
 
 def _all_slots(spec: DeviceSpec, token: int) -> _Lease:

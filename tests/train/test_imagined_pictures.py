@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_a_policy_that_sees_and_a_model_of_pictures_learn_in_one_loop(
     adds, saves, writes = RolloutExperience.add, World.save, checkpoint.write_state
 
     def adding(experience: RolloutExperience, segment: Rollout) -> None:
-        rolled.append(segment)
+        rolled.append(deepcopy(segment))  # the next one is written over it
         adds(experience, segment)
 
     def saving(world: World, folder: Path) -> None:
@@ -214,7 +215,7 @@ def test_a_base_that_sees_learns_inside_a_fixed_model(
     rolled, adds = list[Rollout](), RolloutExperience.add
 
     def adding(experience: RolloutExperience, segment: Rollout) -> None:
-        rolled.append(segment)
+        rolled.append(deepcopy(segment))  # the next one is written over it
         adds(experience, segment)
 
     monkeypatch.setattr(RolloutExperience, "add", adding)
