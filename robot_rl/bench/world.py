@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from robot_rl.bench.trials import Training, call, train_all
+from robot_rl.core.errors import ConfigError
 from robot_rl.core.files import make_folder, write_json
 from robot_rl.core.seeding import quick_eval_seeds
 from robot_rl.policies.checkpoint import load_policy
@@ -59,13 +60,15 @@ _IMAGINED_STEPS = (30_000, 90_000, 180_000)
 _ANCHOR = ("method.algorithm.regulariser=bc", "method.algorithm.regulariser_weight=0.05")
 _FREE = "without controls"
 """Kind of the policies that learned in the model with nothing to hold them; they are no part of E2."""
+_BRANCH = 32
+"""Control steps that an imagined episode of the policies with controls has at most."""
 _CONTROLS = {
-    "": ("env.settings={strides: 8}", *_ANCHOR),
+    "": ("env.settings={{strides: {strides}}}", *_ANCHOR),
     "-without-controls": (
-        "env.settings={strides: 0, gate: false, starts: {initial: 1.0, keyframe: 0.0, replay: 0.0}}",
+        "env.settings={{strides: 0, gate: false, starts: {{initial: 1.0, keyframe: 0.0, replay: 0.0}}}}",
     ),
 }
-"""Settings of the runs in the model."""
+"""Settings of the runs in the model, where `strides` is as many strides as the branch has."""
 _SHARES = {"clone-25mm-3000": (1 / 3, 2), "clone-0mm-800": (2 / 9, 3), "clone-35mm-800": (1 / 9, 4)}
 """Of the model's episodes, which these policies play, and seeds. Experts alone push only what they touch: a
 model of their episodes learns that whatever is pushed at moves."""
@@ -87,6 +90,7 @@ def run(
     task: str = "push_cube",
     episodes: int = 450,
     updates: int = 4000,
+    stride: int = 4,
     real: int = 100,
     seeds: tuple[int, ...] = (10, 11),
     jobs: int = 0,
@@ -99,6 +103,7 @@ def run(
         task: of ours, with a scripted expert.
         episodes: real ones behind the model: a third of a biased expert, the others of three of the clones.
         updates: of the model.
+        stride: of the model, in control steps.
         real: real episodes of each policy; the imagined ones begin there, in every member.
         seeds: of the runs in the model.
         jobs: runs at a time, one core each; 0: as many as there are cores.
@@ -106,16 +111,20 @@ def run(
         figure: file of the agreement plot; the others stand next to it. None is drawn if empty.
 
     Raises:
+        ConfigError: strides of which no whole number is 32 control steps.
         DeviceError: a run failed; the message names its log.
     """
+    if stride < 1 or _BRANCH % stride:
+        raise ConfigError(f"bench world: stride must divide {_BRANCH}, got {stride}.")
     home = Path(out).resolve()
     make_folder(home)
     passive = [_clone(home, task, bias, count) for bias, count in itertools.product(_BIASES_M, _CLONED)]
     _train(passive, jobs)
-    model = _model(home, task, episodes, updates, {one.folder.name: _policy(one) for one in passive})
+    how = (f"fit.updates={updates}", f"model.stride={stride}")
+    model = _model(home, task, episodes, how, {one.folder.name: _policy(one) for one in passive})
     base = _longest(passive, 0.025)
     inside = [
-        _optimised(home, task, model, base, steps, seed, name)
+        _optimised(home, task, model, base, steps, seed, name, stride)
         for steps, seed, name in itertools.product(_IMAGINED_STEPS, seeds, _CONTROLS)
     ]
     _train(inside, jobs)
@@ -135,8 +144,8 @@ def run(
         "notes": [
             f"replays: {world.report.replayed[0]} real failures, {world.report.replayed[1]} successes",
             f"with the usual limits: {'; '.join(reasons_against(world.report, TrustConfig())) or 'believed'}",
-            "optimised: branches of 8 strides from real states, cut by the gate, anchored to the base; "
-            "without controls: whole episodes from first states, nothing cut, no anchor",
+            f"optimised: branches of {_BRANCH} control steps from real states, cut by the gate, anchored "
+            "to the base; without controls: whole episodes from first states, nothing cut, no anchor",
         ],
     }
 
@@ -176,8 +185,8 @@ def _draw(
     return {name: str(drawn) for name, drawn in paths.items()}
 
 
-def _model(home: Path, task: str, episodes: int, updates: int, policies: Mapping[str, Path]) -> Path:
-    """Returns the folder of the model, which is made if it is not there."""
+def _model(home: Path, task: str, episodes: int, how: tuple[str, ...], policies: Mapping[str, Path]) -> Path:
+    """Returns the folder of the model, which is fitted so if it is not there."""
     expert = (f"task={task}", f"episodes={episodes // 3}", "bias_m=0.02", "noise_m=0.02", "seed=0")
     parts: dict[str, tuple[str, ...]] = {"expert": expert}
     for name, (share, seed) in _SHARES.items():
@@ -189,8 +198,8 @@ def _model(home: Path, task: str, episodes: int, updates: int, policies: Mapping
     model = home / "model"
     if not (model / "world.json").is_file():
         data = f"data={','.join(str(home / name) for name in parts)}"
-        how = (f"fit.updates={updates}", "torch_threads=1", "lease_wait_s=1e6")
-        _call(home, "worlds", "fit", data, f"out={model}", *how, *LIFTED)
+        fixed = ("torch_threads=1", "lease_wait_s=1e6", *LIFTED)
+        _call(home, "worlds", "fit", data, f"out={model}", *how, *fixed)
     return model
 
 
@@ -208,13 +217,20 @@ def _clone(home: Path, task: str, bias_m: float, updates: int) -> Training:
 
 
 def _optimised(
-    home: Path, task: str, model: Path, base: Training, steps: int, seed: int, name: str
+    home: Path,
+    task: str,
+    model: Path,
+    base: Training,
+    steps: int,
+    seed: int,
+    name: str,
+    stride: int,
 ) -> Training:
     label = f"inside-{steps}{name}-seed{seed}"
     found = base.done()
     words = (
         *("recipe=reinflow", f"env.task={task}", "env.kind=world", f"env.id={model}", f"seed={seed}"),
-        *_CONTROLS[name],
+        *(word.format(strides=_BRANCH // stride) for word in _CONTROLS[name]),
         *(f"demos.path={found}/demos", f"bc.policy={found}/policy/base", f"method.env_steps={steps}"),
         *("method.decisions=4", "method.algorithm.actor_lr=5e-5", "method.algorithm.clip=0.05"),
         *("method.algorithm.target_kl=0.002", "method.algorithm.epochs=5", "method.algorithm.batch=512"),

@@ -10,6 +10,7 @@ import pytest
 from robot_rl.bench import world as bench
 from robot_rl.bench.trials import Training
 from robot_rl.bench.world import _candidates, _claims, _draw, _numbers
+from robot_rl.core.errors import ConfigError
 from robot_rl.worlds.saved import World
 from tests.worlds.conftest import history, made_once, world
 
@@ -53,6 +54,21 @@ def test_thirty_policies_are_behind_the_agreement(monkeypatch: pytest.MonkeyPatc
     assert len({one.name for one in found}) == 36
     pushed = {str(one.folder) for one in found if one.disturb}
     assert pushed == {"clone-0mm-3000", "clone-25mm-3000"}
+
+
+@pytest.mark.parametrize(("stride", "strides"), [(4, 8), (8, 4), (16, 2)])
+def test_branches_are_as_long_in_any_stride(
+    stride: int, strides: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "done", lambda self: self.folder)
+    base = Training("base", Path("base"), ())
+    run = bench._optimised(Path(), "push_cube", Path("model"), base, 30_000, 10, "", stride)
+    assert f"env.settings={{strides: {strides}}}" in run.words
+
+
+def test_a_stride_that_does_not_divide_a_branch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="stride must divide 32, got 6"):
+        bench.run(stride=6, out=str(tmp_path))
 
 
 def test_figures_are_named_by_experiment(world: World, tmp_path: Path) -> None:
