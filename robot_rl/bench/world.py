@@ -111,7 +111,7 @@ def run(
         figure: file of the agreement plot; the others stand next to it. None is drawn if empty.
 
     Raises:
-        ConfigError: strides of which no whole number is 32 control steps.
+        ConfigError: strides of which no whole number is 32 control steps, or the model in `out` has others.
         DeviceError: a run failed; the message names its log.
     """
     if stride < 1 or _BRANCH % stride:
@@ -122,6 +122,12 @@ def run(
     _train(passive, jobs)
     how = (f"fit.updates={updates}", f"model.stride={stride}")
     model = _model(home, task, episodes, how, {one.folder.name: _policy(one) for one in passive})
+    world = load_world(model)
+    if world.model.config.stride != stride:
+        raise ConfigError(
+            f"bench world: {model} has strides of {world.model.config.stride}, got stride={stride}. "
+            "Give each stride an `out` of its own."
+        )
     base = _longest(passive, 0.025)
     inside = [
         _optimised(home, task, model, base, steps, seed, name, stride)
@@ -130,7 +136,6 @@ def run(
     _train(inside, jobs)
     candidates = _candidates(passive, inside)
     torch.set_num_threads(1)
-    world = load_world(model)
     rows = _judged(world, candidates, real)
     write_json(home / "world.json", {"report": _plain(world), "rows": rows})
     found = _numbers(rows)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -213,12 +214,15 @@ def _lists(hint: Any) -> list[Any]:
 def _list_remedy(hint: Any, value: Any, at: str) -> str:
     """Shows a list of the right length; one value stands for all of them."""
     args = typing.get_args(hint)
+    if isinstance(value, str):
+        value = [part for part in re.split(r"[\[\],\s]+", value) if part]
     values = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
     if typing.get_origin(hint) is tuple and not _is_variadic(args):
         if len(set(map(str, values))) != 1:
             return ""
         values = [values[0]] * len(args)
-    return f" Write a list: {at}={','.join(map(str, values))}"
+    listed = ",".join(map(str, values))
+    return f" Write a list: {at}={listed if len(values) > 1 else f'[{listed}]'}"
 
 
 def _construct(schema: type[T], filled: dict[str, Any], at: str) -> T:

@@ -61,6 +61,9 @@ def solve(matrices: Array, values: Array) -> Array:
     """Returns x (..., n, m) of matrices (..., n, n) x = values (..., n, m).
 
     Nothing is read back from a tensor's device: where a matrix is singular, the result is not finite.
+
+    Raises:
+        numpy.linalg.LinAlgError: a matrix is singular, of numpy.
     """
     xp = namespace(matrices)
     return np.linalg.solve(matrices, values) if xp is np else xp.linalg.solve_ex(matrices, values).result

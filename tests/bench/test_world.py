@@ -71,6 +71,18 @@ def test_a_stride_that_does_not_divide_a_branch_is_refused(tmp_path: Path) -> No
         bench.run(stride=6, out=str(tmp_path))
 
 
+def test_a_model_of_another_stride_is_not_measured_as_this_one(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.save(tmp_path / "model")
+    for name in ("expert", *(f"of-{policy}" for policy in bench._SHARES)):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(bench, "_train", lambda runs, jobs: None)
+    monkeypatch.setattr(bench, "_policy", lambda run: run.folder)
+    with pytest.raises(ConfigError, match=r"has strides of 4, got stride=8\. Give each stride an `out`"):
+        bench.run(stride=8, out=str(tmp_path))
+
+
 def test_figures_are_named_by_experiment(world: World, tmp_path: Path) -> None:
     rows = [{**row, "episodes": 10} for row in ROWS]
     found = _draw(tmp_path / "world.png", "point", world, rows, _numbers(ROWS)["all"])

@@ -92,6 +92,10 @@ PAIR = "a list of 2: a whole number, a whole number"
         ({"name": "a", "fast": 1}, "fast: got 1, allowed: true or false."),
         ({"name": "a", "size": [1, 2, 3]}, f"size: got [1, 2, 3], allowed: {PAIR}."),
         ({"name": "a", "size": 3}, f"size: got 3, allowed: {PAIR}. Write a list: size=3,3"),
+        (
+            {"name": "a", "inner": {"layers": "[4,]"}},
+            "inner.layers: got '[4,]', allowed: a list, each a whole number. Write a list: inner.layers=[4]",
+        ),
         ({"name": "a", "inner": {"layers": ["x"]}}, "inner.layers[0]: got 'x', allowed: a whole number."),
         (
             {"name": "a", "inner": {"kind": "flo"}},
