@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from robot_rl.config.used import FOREIGN_ENV, OTHER_PYTHON
 from robot_rl.core.errors import ConfigError, nearest, require, require_fields
+from robot_rl.core.names import without_past
 from robot_rl.core.registry import resolve, table
 from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.formula import parse
@@ -264,6 +265,10 @@ class EnvConfig:
     def unseen(self) -> EnvConfig:
         """Returns the same without cameras."""
         return replace(self, cameras=(), missing_cameras=(), camera_hz=(), camera_delay_s=(), depth=False)
+
+    def without_past(self) -> EnvConfig:
+        """Returns the same without the past in its state: the elements that a simulation itself has."""
+        return replace(self, state=without_past(self.state))
 
     @property
     def own_cameras(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def check_sight(config: EnvConfig) -> None:
     Raises:
         ConfigError: at most of 64 starts of episodes, no camera shows it.
     """
-    hidden = replace(config.unseen(), privileged=True, num_threads=1)
+    hidden = replace(config.unseen().without_past(), privileged=True, num_threads=1)
     with closing(SimVectorEnv(hidden, _STARTS, autoreset="disabled")) as env:
         unknown = [name for name in config.own_cameras if name not in env.backend.cameras]
         if unknown:

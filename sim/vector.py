@@ -66,6 +66,7 @@ class SimVectorEnv(VectorEnv):
     ) -> None:
         self.config, self.num_envs = config, num_envs
         check_num_envs(num_envs)
+        _check_present(config)
         check_reward(config)
         check_variation(config.task, config.variation)
         self._task: Task = resolve("task", config.task, at="env.task")()
@@ -555,6 +556,17 @@ class SimVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         self._pictures.close()
+
+
+def _check_present(config: EnvConfig) -> None:
+    """Refuses the past in the state."""
+    past = [name for name in config.state if name not in config.without_past().state]
+    if past:
+        raise ConfigError(
+            f"env.state: got {past[0]!r}, which is of the past; allowed here: elements of the present. "
+            "`robot-rl` and `robot_rl.rollout.envs.make_env` show the past of simulations, an arm and "
+            "`gymnasium.make` do not."
+        )
 
 
 def _substeps(control_hz: float, timestep_s: float) -> int:

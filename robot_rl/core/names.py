@@ -1,6 +1,8 @@
 """Parts of the state by their names."""
 
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from robot_rl.core.errors import ConfigError, nearest
 
@@ -20,6 +22,35 @@ GRIPPERS = (GRIPPER, GRIPPER_STEP)
 PRESENT = ".present"
 """Ends the name of an element that is 1 where one of several robots is there, else 0: `panda.present` is of
 `panda.joint1.pos`."""
+
+LAST_ACTION = "last_action"
+"""Ends the name of an element that is an action as it was sent last; alone it names those of all actions."""
+_CHANGE = re.compile(r"(?P<name>.+)\.change_(?P<lag>\d+)")
+
+
+class Meaning(NamedTuple):
+    """What a name of the state is of."""
+
+    of: str
+    """An element of the state, or an action; empty for all actions."""
+    is_action: bool
+    """Whether it is the last action."""
+    lag: int | None
+    """Over how many control steps it is a change; None where it is no change."""
+
+
+def parsed(name: str) -> Meaning:
+    """Returns what a name of the state is of: `<name>`, `last_action` or a change of one of these."""
+    found = _CHANGE.fullmatch(name)
+    name, lag = (name, None) if found is None else (found["name"], int(found["lag"]))
+    if name == LAST_ACTION or name.endswith(f".{LAST_ACTION}"):
+        return Meaning(name.removesuffix(LAST_ACTION).removesuffix("."), True, lag)
+    return Meaning(name, False, lag)
+
+
+def without_past(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns those that are of the present: neither of the last action nor of a change."""
+    return tuple(name for name in names if parsed(name) == (name, False, None))
 
 
 def chosen(names: Sequence[str], beginnings: Sequence[str], *, at: str) -> list[int]:

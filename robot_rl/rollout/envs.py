@@ -18,7 +18,7 @@ from robot_rl.hal.device import LeaseLike
 from robot_rl.hal.host import HostEnv
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
-from robot_rl.rollout.past_env import PastEnv, without_past
+from robot_rl.rollout.past_env import PastEnv
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.worlds.inventory import device_spec
 
@@ -72,7 +72,7 @@ def make_env(
     another `kind` than sim they are environments of others: of Gymnasium, or of a plug-in.
 
     Raises:
-        ConfigError: the past, of envs that begin the next episode by themselves.
+        ConfigError: `env.state` names what the task does not have, or the past of what is not shown.
     """
     if config.kind != "sim":
         more = {name: getattr(config, name) for name in OTHER_PYTHON if config.kind == "process"}
@@ -81,11 +81,11 @@ def make_env(
             config.id, num_envs, autoreset=autoreset, settings=config.settings, **more
         )
     build = resolve("simulator", "mujoco", at="env")
-    own = without_past(config.state)
-    if own == config.state:
+    own = config.without_past()
+    if own.state == config.state:
         env = build(config, num_envs, autoreset=autoreset)
         return env if tensors or env.xp is np else HostEnv(env)
-    inner = make_env(replace(config, state=own), num_envs, autoreset=autoreset)
+    inner = make_env(own, num_envs, autoreset=autoreset)
     return PastEnv(inner, config.state)
 
 

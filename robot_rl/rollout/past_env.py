@@ -13,7 +13,6 @@ B envs, S state dim, A action dim, L the longest lag.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,17 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.names import parsed, without_past
 from robot_rl.hal.vector import Obs, VectorEnv, row_mask
 
 Array = NDArray[Any]
-
-_NAME = re.compile(r"(?P<of>.+?)(?P<action>\.last_action)?(?:\.change_(?P<lag>\d+))?")
-_OF_ALL = re.compile(r"last_action(?:\.change_\d+)?")
-
-
-def without_past(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names that an env has itself."""
-    return tuple(name for name in names if _parsed(name) == (name, False, 0) and not _OF_ALL.fullmatch(name))
 
 
 def _in_full(names: Sequence[str], env: VectorEnv) -> tuple[str, ...]:
@@ -41,7 +33,7 @@ def _in_full(names: Sequence[str], env: VectorEnv) -> tuple[str, ...]:
     if not without_past(names):
         found, own = own, []
     for name in names:
-        if _OF_ALL.fullmatch(name):
+        if not parsed(name).of:
             found += [f"{action}.{name}" for action in env.action_names]
         elif name in without_past(names) and name not in env.state_names:
             found, own = found + own, []
@@ -166,20 +158,14 @@ class PastEnv(VectorEnv):
 
     def _element(self, name: str) -> tuple[bool, int, int]:
         """Returns whether it is of an action, of which one, and its lag."""
-        of, is_action, lag = _parsed(name)
+        of, is_action, lag = parsed(name)
         names = self.env.action_names if is_action else self.env.state_names
         if of not in names:
             raise ConfigError(
                 f"env.state: {name!r} tells the past of {of!r}, which is no "
                 f"{'action' if is_action else 'element of the state'} of {self.env.task!r}."
             )
-        return is_action, names.index(of), lag
-
-
-def _parsed(name: str) -> tuple[str, bool, int]:
-    found = _NAME.fullmatch(name)
-    assert found is not None, f"a name without letters: {name!r}"
-    return found["of"], found["action"] is not None, int(found["lag"] or 0)
+        return is_action, names.index(of), lag or 0
 
 
 def _widened(space: gymnasium.Space[Any], shape: tuple[int, ...]) -> gymnasium.spaces.Dict:

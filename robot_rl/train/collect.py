@@ -272,7 +272,7 @@ def _with_actions_of(meta: PolicyMeta, env: EnvConfig) -> EnvConfig:
 
 def _action_names(env: EnvConfig) -> tuple[str, ...]:
     if env.robots:
-        return layouts_of(env)[1].names
+        return layouts_of(env.without_past())[1].names
     task, robot = resolve("task", env.task)(), load_robot(env.robot or "")
     control = control_of(task, robot, common=env.common_actions, gripper_steps=env.gripper_steps)
     return action_names(control, robot)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.names import without_past
 from robot_rl.hal.vector import Obs
 from robot_rl.rollout.envs import make_env
-from robot_rl.rollout.past_env import PastEnv, without_past
+from robot_rl.rollout.past_env import PastEnv
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.finetune.past import Past, names_of

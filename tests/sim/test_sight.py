@@ -64,3 +64,11 @@ def test_a_run_is_refused_before_it_has_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.cameras: got wrist"):
         phases.run(build(RunConfig, {**TINY, "env": env, "out": str(tmp_path)}))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_with_cameras_may_see_its_past() -> None:
+    state = ["joint", "finger", "tool", "last_action", "tool.pos.0.change_2"]
+    env = {**TINY["env"], "state": state, "cameras": ["left", "right"], "image_size": [8, 8]}
+    phases._look_at_envs(build(RunConfig, {**TINY, "env": env}))
+    with pytest.raises(ConfigError, match=r"got wrist, which show 'goal' at"):
+        phases._look_at_envs(build(RunConfig, {**TINY, "env": {**env, "cameras": ["wrist"]}}))

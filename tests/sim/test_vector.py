@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError, ModelError, UnknownComponentError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.mujoco_cpu import on_cpu
+from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.randomize import Randomizer, Vary
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
@@ -119,6 +120,15 @@ def test_a_part_of_the_state_is_shown_by_name() -> None:
     seen, all_of_it = part.reset(seed=3)[0]["state"], whole.reset(seed=3)[0]["state"]
     assert part.single_observation_space.contains({"state": part.reset(seed=3)[0]["state"][0]})
     assert (seen == all_of_it[:, places]).all()
+
+
+@pytest.mark.parametrize("name", ["last_action", "finger_joint1.pos.change_2"])
+def test_the_past_is_refused_by_what_does_not_keep_it(name: str) -> None:
+    config = EnvConfig(task="reach", state=("joint", "finger", name), num_threads=1)
+    message = f"env.state: got '{name}', which is of the past; allowed here: elements of the present"
+    for make_one in (lambda: SimVectorEnv(config, 1), lambda: Mirror(config)):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            make_one()
 
 
 def test_actions_of_a_wrong_shape_are_refused() -> None:

@@ -1,6 +1,7 @@
 """Robots with joints and actions of their own in one run, and their policy without it."""
 
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 from robot_rl.cli.main import main
 from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError, ConfigError
+from robot_rl.data.episodes import episodes_meta
 from robot_rl.data.store.reader import open_source
-from robot_rl.train.collect import _robots_of, env_of_robot, open_policy
+from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.rollout.envs import make_env
+from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.collect import _robots_of, _with_actions_of, env_of_robot, open_policy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.phases import run
 from tests.runs import SMALL, folder_of
@@ -99,6 +104,14 @@ def test_a_policy_of_two_robots_with_joints_goes_without_its_run(
     *each, last = capsys.readouterr().out.splitlines()
     assert len(each) == 2
     assert "of 4 episodes" in last
+
+
+def test_actions_of_a_policy_that_sees_its_past_are_found_by_their_names() -> None:
+    shown = EnvConfig(task="reach", robots=("panda", "gantry"), state=("tool", "last_action"), num_threads=1)
+    with closing(make_env(replace(shown, common_actions=True), 1, autoreset="disabled")) as env:
+        meta = PolicyMeta(**vars(episodes_meta(env)), n_exec=1)
+    assert meta.state_names[-1] == f"{meta.action_names[-1]}.last_action"
+    assert _with_actions_of(meta, shown).common_actions
 
 
 UNLIKE: dict[str, Any] = {
