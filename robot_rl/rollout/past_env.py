@@ -14,15 +14,18 @@ B envs, S state dim, A action dim, L the longest lag.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.names import parsed, without_past
 from robot_rl.hal.vector import Obs, VectorEnv, row_mask
+from robot_rl.sim.bodies import layouts_of
+from robot_rl.sim.config import EnvConfig
 
 Array = NDArray[Any]
 
@@ -159,13 +162,28 @@ class PastEnv(VectorEnv):
     def _element(self, name: str) -> tuple[bool, int, int]:
         """Returns whether it is of an action, of which one, and its lag."""
         of, is_action, lag = parsed(name)
+        allowed = f"a change over 1 or more control steps, such as {name.rpartition('_')[0]}_1"
+        require(lag != 0, "env.state", name, allowed)
         names = self.env.action_names if is_action else self.env.state_names
-        if of not in names:
+        if of in names:
+            return is_action, names.index(of), lag or 0
+        known = names if is_action else _elements_of(self.env)
+        if of in known:
             raise ConfigError(
-                f"env.state: {name!r} tells the past of {of!r}, which is no "
-                f"{'action' if is_action else 'element of the state'} of {self.env.task!r}."
+                f"env.state: {name!r} tells the past of {of!r}, which is not shown. Add {of} to env.state."
             )
-        return is_action, names.index(of), lag or 0
+        raise ConfigError(
+            f"env.state: {name!r} tells the past of {of!r}, which is no "
+            f"{'action' if is_action else 'element of the state'} of {self.env.task!r}.{nearest(of, known)}"
+        )
+
+
+def _elements_of(env: VectorEnv) -> tuple[str, ...]:
+    """Returns all that `env.state` can show of a simulation, and of another env what it shows."""
+    config = getattr(env, "config", None)
+    if isinstance(config, EnvConfig) and config.robots:
+        return layouts_of(replace(config, state=()))[0].names
+    return getattr(env, "true_names", env.state_names)
 
 
 def _widened(space: gymnasium.Space[Any], shape: tuple[int, ...]) -> gymnasium.spaces.Dict:

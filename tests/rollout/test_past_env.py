@@ -1,5 +1,6 @@
 """The past that a policy was trained with, in an env: the same numbers, moment for moment."""
 
+import re
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.names import without_past
 from robot_rl.hal.vector import Obs
 from robot_rl.rollout.envs import make_env
 from robot_rl.rollout.past_env import PastEnv
@@ -101,15 +101,45 @@ def test_a_row_that_stands_still_keeps_its_past() -> None:
 
 def test_names_of_nothing() -> None:
     with pytest.raises(
-        ConfigError, match=r"env\.state: 'd\.change_2' tells the past of 'd', which is no element"
+        ConfigError,
+        match=r"env\.state: 'd\.change_2' tells the past of 'd', which is no element of the state of "
+        r"'count'\. Known: a, b, c\.",
     ):
         PastEnv(Walk(("a", "b")), ("a", "d.change_2"))
-    with pytest.raises(ConfigError, match=r"'c\.last_action' tells the past of 'c', which is no action"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'c\.last_action' tells the past of 'c', which is no action of 'count'\. Known: a, b\.",
+    ):
         PastEnv(Walk(("a", "b")), ("c.last_action",))
-    assert without_past(("a.pos", "a.pos.change_3", "grip.last_action.change_3")) == ("a.pos",)
 
 
-def test_a_simulation_shows_its_past_where_whole_episodes_are_played() -> None:
+@pytest.mark.parametrize(
+    ("robots", "element", "near"),
+    [((), "joint1.pos", "joint1.po"), (("panda",), "panda.joint1.pos", "joint1.pos")],
+)
+def test_the_past_of_what_is_not_shown_is_refused_with_what_to_add(
+    robots: tuple[str, ...], element: str, near: str
+) -> None:
+    config = EnvConfig(task="reach", robots=robots, state=("tool", f"{element}.change_3"), num_threads=1)
+    says = f"tells the past of '{element}', which is not shown. Add {element} to env.state."
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        make_env(config, 1)
+    make_env(replace(config, state=(element, *config.state)), 1).close()
+    says = f"'{near}', which is no element of the state of 'reach'. Did you mean '{element}'?"
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        make_env(replace(config, state=("tool", f"{near}.change_3")), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "got"), [("a.change_0", "a.change_"), ("last_action.change_0", "a.last_action.change_")]
+)
+def test_a_change_is_over_a_control_step_or_more(name: str, got: str) -> None:
+    allowed = f"env.state: got '{got}0', allowed: a change over 1 or more control steps, such as {got}1"
+    with pytest.raises(ConfigError, match=re.escape(allowed)):
+        PastEnv(Walk(("a", "b")), ("a", name))
+
+
+def test_a_simulation_shows_its_past() -> None:
     plain = make_env(EnvConfig(task="reach"), 1, autoreset="disabled")
     own, first = plain.state_names, plain.state_names[0]
     plain.close()
