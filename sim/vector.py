@@ -393,9 +393,7 @@ class SimVectorEnv(VectorEnv):
         rows = self._all_rows if ids is None else ids
         values = self.view.values if ids is None else self.view.values[ids]
         sensed = self._domain.seen(values, rows, self._elapsed)
-        shown = sensed[:, self._state_index]
-        shown = shown if self._state_among is None else self._state_among.put(shown)
-        obs: Obs = {"state": self._with_monitor(shown, rows)}
+        obs: Obs = {"state": self._as_state(sensed, rows)}
         if len(self._hidden_index):
             obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
         if len(self._environment_index):
@@ -404,6 +402,12 @@ class SimVectorEnv(VectorEnv):
             obs[INSTRUCTION] = self._asarray(np.repeat(self._text, len(values), axis=0))
         shown = self._pictures.show(rows)
         return obs | {key: self._asarray(pictures) for key, pictures in shown.items()}
+
+    def _as_state(self, sensed: Array, rows: Array) -> Array:
+        """Returns `state` (N, D) float32 of what some envs sense of their view (N, S)."""
+        shown = sensed[:, self._state_index]
+        shown = shown if self._state_among is None else self._state_among.put(shown)
+        return self._with_monitor(shown, rows)
 
     @property
     def own_action_names(self) -> tuple[str, ...]:
@@ -511,6 +515,11 @@ class SimVectorEnv(VectorEnv):
     def drawn(self, ids: Array) -> Array:
         """Returns what episodes have drawn of the model, (n, numbers), one for each of the key's `varied`."""
         return self._randomizer.values(ids)
+
+    def shown_state(self) -> Array:
+        """Returns the present `state` (B, D) float32, also after `step_unseen`; nothing is drawn."""
+        sensed = self._domain.seen(self.view.values, self._all_rows, self._elapsed)
+        return self._as_state(sensed, self._all_rows)
 
     def true_state(self) -> Array:
         """Returns the elements `true_names` (B, S) float32: what `state` is where all of it is shown."""

@@ -9,7 +9,7 @@ import numpy as np
 from robot_rl.core.arrays import Array, is_array, to_numpy
 from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
 
-_ANSWERS = ("progress", "true_state")
+_ANSWERS = ("progress", "shown_state", "true_state")
 """Methods without arguments that return arrays, which not every env has."""
 
 
@@ -45,6 +45,11 @@ class HostEnv(VectorEnv):
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         return on_host(self.env.step_masked(actions, active))
+
+    def step_unseen(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        return on_host(self.env.step_unseen(actions, active))
 
     def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
         return ChunkStep(**on_host(vars(self.env.step_chunk(actions, n_exec, active))))

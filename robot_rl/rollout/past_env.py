@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -85,12 +85,27 @@ class PastEnv(VectorEnv):
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        obs, reward, terminated, truncated, infos = self.env.step_masked(actions, active)
+        return self._followed(self.env.step_masked(actions, active), active)
+
+    def step_unseen(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        return self._followed(self.env.step_unseen(actions, active), active)
+
+    def _followed(
+        self, step: tuple[Obs, Array, Array, Array, dict[str, Any]], active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """Adds a step of the env inside to the past, and returns it with the past.
+
+        Where the env inside shows nothing, as `step_unseen` may, its `shown_state` tells the state.
+        """
+        obs, reward, terminated, truncated, infos = step
+        state = obs["state"] if obs else cast("Any", self.env).shown_state()
         ended = infos.get("_final_obs", np.zeros(self.num_envs, bool))
-        last = infos["final_obs"] if ended.any() else obs
+        last = infos["final_obs"]["state"] if ended.any() else state
         moved = row_mask(active, self.num_envs)
         self._states[1:, moved] = self._states[:-1, moved]
-        self._states[0, moved] = np.where(ended[:, None], last["state"], obs["state"])[moved]
+        self._states[0, moved] = np.where(ended[:, None], last, state)[moved]
         self._actions[1:, moved] = self._actions[:-1, moved]
         sent = infos["commanded_action"]
         self._actions[0, moved] = sent[moved]
@@ -98,9 +113,9 @@ class PastEnv(VectorEnv):
         self._actions[:, first] = sent[first]  # one action has no change yet
         self._is_first &= ~moved
         if ended.any():
-            infos = {**infos, "final_obs": self._shown(last)}
-            self._begin(ended, obs["state"])
-        return self._shown(obs), reward, terminated, truncated, infos
+            infos = {**infos, "final_obs": self._shown(infos["final_obs"])}
+            self._begin(ended, state)
+        return self._shown(obs) if obs else obs, reward, terminated, truncated, infos
 
     def _begin(self, begun: Array, state: Array) -> None:
         """Forgets the past of the envs (B,) that begin an episode in these states (B, S)."""

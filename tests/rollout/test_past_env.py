@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.hal.host import HostEnv
 from robot_rl.hal.vector import Obs
 from robot_rl.rollout.envs import make_env
 from robot_rl.rollout.past_env import PastEnv
-from robot_rl.sim.vector import EnvConfig
+from robot_rl.sim.pictures import Pictures
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.finetune.past import Past, names_of
 
@@ -89,6 +91,40 @@ def test_the_steps_inside_of_a_chunk_become_its_past() -> None:
         env.reset(seed=0)
         np.testing.assert_array_equal(env.step_chunk(chunk, 4).obs["state"], singly[-1])
         assert singly[3][0, -1] == singly[3][0, 0] - singly[1][0, 0]
+
+
+@pytest.mark.parametrize("array", ["numpy", "torch"])
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+def test_a_chunk_looks_once_and_at_the_ends_of_episodes(
+    autoreset: Any, array: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, show = list[int](), Pictures.show
+    monkeypatch.setattr(Pictures, "show", lambda self, ids: shown.append(len(ids)) or show(self, ids))
+    left: dict[str, Any] = {"cameras": ("left",), "missing_cameras": ("left",)}  # black, nothing is drawn
+    own = ("joint", "tool")
+    config = EnvConfig(task="reach", state=own, horizon_s=0.6, num_threads=1, **left)  # 12 control steps
+    envs: list[Any] = []
+    for _ in range(2):
+        inner: Any = SimVectorEnv(config, 2, autoreset=autoreset, array=array)
+        inner = inner if array == "numpy" else HostEnv(inner)
+        envs.append(PastEnv(inner, (*own, "tool.pos.0.change_3", "last_action", "last_action.change_2")))
+    chunked, single = envs
+    sent = np.random.default_rng(0).uniform(-1, 1, (2, 16, len(single.action_names))).astype(np.float32)
+    chunked.reset(seed=0)
+    single.reset(seed=0)
+    steps = [single.step(sent[:, k]) for k in range(12)]
+    shown.clear()
+    first = chunked.step_chunk(sent[:, :8], 8)
+    assert shown == [2]
+    np.testing.assert_array_equal(first.obs["state"], steps[7][0]["state"])
+    second = chunked.step_chunk(sent[:, 8:], 8)  # both episodes end in its fourth step
+    np.testing.assert_array_equal(second.obs["state"], steps[11][0]["state"])
+    np.testing.assert_array_equal(second.valid.sum(axis=1), [4, 4])
+    if autoreset == "same_step":
+        ended = second.infos["final_obs"]["state"]
+        np.testing.assert_array_equal(ended, steps[11][4]["final_obs"]["state"])
+        assert ended[:, -1].all()
+    assert shown == [2] * (3 if autoreset == "same_step" else 2)
 
 
 def test_a_row_that_stands_still_keeps_its_past() -> None:

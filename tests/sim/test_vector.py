@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError, ModelError, UnknownComponentError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.mujoco_cpu import on_cpu
+from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.randomize import Randomizer, Vary
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -129,6 +130,24 @@ def test_the_past_is_refused_by_what_does_not_keep_it(name: str) -> None:
     for make_one in (lambda: SimVectorEnv(config, 1), lambda: Mirror(config)):
         with pytest.raises(ConfigError, match=re.escape(message)):
             make_one()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"state": ("joint", "tool")},
+        {"domain": DomainConfig(joint_noise_rad=0.01)},
+        {"formula": "solved", "robots": ("panda", "gantry")},
+    ],
+)
+def test_the_state_is_known_after_a_step_that_shows_nothing(config: dict[str, Any]) -> None:
+    seen, unseen = (SimVectorEnv(EnvConfig(task="reach", num_threads=1, **config), 2) for _ in range(2))
+    sent = np.full((2, len(seen.action_names)), 0.5, np.float32)
+    for env in (seen, unseen):
+        env.reset(seed=1)
+    state = seen.step(sent)[0]["state"]
+    assert unseen.step_unseen(sent, None)[0] == {}
+    np.testing.assert_array_equal(unseen.shown_state(), state)
 
 
 def test_actions_of_a_wrong_shape_are_refused() -> None:
