@@ -23,8 +23,8 @@ class HostEnv(VectorEnv):
     def __init__(self, env: VectorEnv) -> None:
         self.env = env
         for name, value in vars(env).items():
-            if name not in ("xp", "device") and not name.startswith("_"):
-                setattr(self, name, value)
+            if hasattr(VectorEnv, name) and name not in ("xp", "device"):
+                setattr(self, name, value)  # the others are asked for when they are needed
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":

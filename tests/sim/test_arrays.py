@@ -198,3 +198,12 @@ def test_who_demonstrates_on_the_host_gets_and_gives_numpy_arrays() -> None:
     mine, theirs = (env.expert(bias_m=0.01, noise_m=0.01, noise_seed=2) for env in (host, arrays))
     assert isinstance(mine.act(), np.ndarray)
     np.testing.assert_allclose(mine.act(), theirs.act(), atol=ROUNDING)
+
+
+def test_the_host_counts_what_the_env_inside_counts() -> None:
+    _, tensors = pair(2)
+    host: Any = HostEnv(tensors)
+    host.reset(seed=5)
+    on_cpu(tensors.backend).state[1, 8] = 1e12
+    host.step(actions(host, 1)[0])
+    assert (host.num_diverged, tensors.num_diverged) == (1, 1)
