@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import gymnasium
@@ -75,11 +76,15 @@ class PastEnv(VectorEnv):
         return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        options = dict(options or {})
+        """Begins episodes; rows of `get_state` in `options["states"]` begin with the past that they hold."""
+        options, past = dict(options or {}), list[Array]()
         if "states" in options:
-            options["states"] = self._split(options["states"])[0]
+            options["states"], *past = self._split(options["states"])
         obs, infos = self.env.reset(seed=seed, options=options)
-        self._begin(row_mask(options.get("reset_mask"), self.num_envs), obs["state"])
+        begun = row_mask(options.get("reset_mask"), self.num_envs)
+        self._begin(begun, obs["state"])
+        if past:
+            self._put(past, begun)
         return self._shown(obs), infos
 
     def step_masked(
@@ -134,9 +139,8 @@ class PastEnv(VectorEnv):
     def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
         """Puts the masked envs into rows of `get_state`."""
         own, *past = self._split(rows)
-        obs, ids = self.env.set_state(own, mask), np.flatnonzero(row_mask(mask, self.num_envs))
-        for part, values in zip(self._past(), past, strict=True):
-            part[ids] = values[ids].reshape(len(ids), *part.shape[1:])
+        obs = self.env.set_state(own, mask)
+        self._put(past, row_mask(mask, self.num_envs))
         return self._shown(obs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,10 +162,29 @@ class PastEnv(VectorEnv):
         self.env.close(**kwargs)
 
     def _split(self, rows: Array) -> list[Array]:
-        """Returns the env's part of rows of `get_state`, and each part of the past."""
-        sizes = [part[0].size for part in self._past()]
-        own = np.shape(rows)[1] - sum(sizes)
+        """Returns the env's part of rows of `get_state`, and each part of the past.
+
+        Raises:
+            ConfigError: rows of another shape, such as those of the env inside.
+        """
+        sizes, own = [part[0].size for part in self._past()], self._own_columns
+        need = (self.num_envs, own + sum(sizes))
+        if np.shape(rows) != need:
+            raise ConfigError(
+                f"{self.task}: got rows of shape {np.shape(rows)}, need {need}: {own} numbers of the env and "
+                f"{sum(sizes)} of its past. Take rows of `get_state` of this env."
+            )
         return np.split(np.asarray(rows), np.cumsum([own, *sizes[:-1]]), axis=1)
+
+    @cached_property
+    def _own_columns(self) -> int:
+        """How many numbers a row of the env inside has."""
+        return np.shape(self.env.get_state())[1]
+
+    def _put(self, past: list[Array], into: Array) -> None:
+        """Puts some envs (B,) into the parts of the past, each (B, numbers)."""
+        for part, values in zip(self._past(), past, strict=True):
+            part[into] = values[into].reshape(-1, *part.shape[1:])
 
     def _past(self) -> tuple[Array, ...]:
         """Returns views (B, ...) of what an episode's past consists of."""

@@ -209,8 +209,8 @@ def test_the_past_belongs_to_the_state(autoreset: Any) -> None:
     with closing(make_env(config, 2, autoreset=autoreset)) as env:
         actions = np.random.default_rng(0).uniform(-1, 1, (8, 2, len(env.action_names))).astype(np.float32)
         env.reset(seed=0)
-        for action in actions[:3]:
-            env.step(action)
+        at_rows = [env.step(action)[0]["state"] for action in actions[:3]][-1]
+        assert at_rows[:, len(own) :].all()
         kept, rows = env.state_dict(), env.get_state()
         expected = [env.step(action)[0]["state"] for action in actions[3:]]
         env.reset(seed=5)
@@ -221,10 +221,23 @@ def test_the_past_belongs_to_the_state(autoreset: Any) -> None:
         env.step(actions[7])
         env.set_state(rows, np.array([False, True]))
         np.testing.assert_array_equal(env.step(actions[3])[0]["state"][1], expected[0][1])
-        shown = env.reset(options={"states": rows})[0]["state"]
-        np.testing.assert_array_equal(shown[:, len(own) :], 0)
+        before = env.reset(seed=5)[0]["state"]
+        some: dict[str, Any] = {"states": rows, "reset_mask": np.array([False, True])}
+        shown = env.reset(options=some)[0]["state"]
+        np.testing.assert_array_equal(shown[0], before[0])
+        np.testing.assert_array_equal(shown[1], at_rows[1])
+        np.testing.assert_array_equal(env.step(actions[3])[0]["state"][1], expected[0][1])
         inner: Any = env
         assert inner.horizon == 10, "what is not named is that of the env inside"
+
+
+def test_rows_of_the_env_inside_are_refused_with_both_widths() -> None:
+    env = PastEnv(FakeEnv(2, action_dim=2), ("step", "step.change_1"))
+    rows = env.env.get_state()  # its past: 2 states of 5 numbers, 2 actions of 2, and whether one was sent
+    says = "count: got rows of shape (2, 4), need (2, 19): 4 numbers of the env and 15 of its past."
+    for put in (env.set_state, lambda rows: env.reset(options={"states": rows})):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            put(rows)
 
 
 def test_beginnings_and_all_actions_stand_for_their_names() -> None:
