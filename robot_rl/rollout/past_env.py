@@ -34,12 +34,13 @@ Array = NDArray[Any]
 def _in_full(names: Sequence[str], env: VectorEnv) -> tuple[str, ...]:
     """Returns names with what `last_action` and the beginnings of the env's own stand for."""
     found, own = list[str](), [name for name in env.state_names if name not in names]
-    if not without_past(names):
+    beginnings = without_past(names)
+    if not beginnings:
         found, own = own, []
     for name in names:
         if not parsed(name).of:
             found += [f"{action}.{name}" for action in env.action_names]
-        elif name in without_past(names) and name not in env.state_names:
+        elif name in beginnings and name not in env.state_names:
             found, own = found + own, []
         else:
             found.append(name)
@@ -53,7 +54,8 @@ class PastEnv(VectorEnv):
         """Args: names: of the state to show, as `EnvConfig.state`; the env shows those without past already.
 
         Raises:
-            ConfigError: a name of an element or of an action that the env does not have.
+            ConfigError: the past of an element that the env does not show or have, or of no action; or a
+                change over no control step.
         """
         self.env = env
         for name, value in vars(env).items():
