@@ -21,6 +21,9 @@ Array = NDArray[Any]
 
 ALIGNED = 0.02
 """Largest error of a direction at home: one degree."""
+APART_M = 0.1
+"""Least distance along y between the tools of two arms at home, about the width of a gripper. Goals of the
+left arm and the right one are twice as far apart."""
 _STILL_M = 1e-3
 _STEP = 0.1
 """Of one joint, in rad or m: it moves the tool by a tenth of that, in m or as a component of its axes."""
@@ -128,6 +131,24 @@ def tool_points_down_at_home(standing: StandingRobot) -> None:
             got.round(4).tolist(),
             f"{need} within {standing.aligned:g}{remedy}",
         )
+
+
+def left_is_towards_y(standing: StandingRobot) -> None:
+    """Tasks of two arms put what is for the left tool farther along y."""
+    sides = {arm.name: arm for arm in standing.robot.all_arms}
+    if not {"left_", "right_"} <= sides.keys():
+        return
+    y_m = [float(standing.tool(sides[name])[0][1]) for name in ("left_", "right_")]
+    apart_m = y_m[0] - y_m[1]
+    move = "move the arms, or what home_rad makes of them, apart"
+    left, right, apart = (f"{round(value, 3) + 0.0:.3f}" for value in (*y_m, apart_m))  # no minus zero
+    require(
+        apart_m >= APART_M,
+        f"{standing.at}: way along y from right_tool to left_tool at home",
+        f"{apart} m, from y = {right} to {left}",
+        f"{APART_M:g} m or more, since left is towards y; "
+        + ("exchange left: and right: in the robot file" if apart_m <= -APART_M else move),
+    )
 
 
 def fingers_open_along_y(standing: StandingRobot) -> None:
@@ -239,6 +260,7 @@ ROBOT_RULES: dict[str, Callable[[StandingRobot], None]] = {
         stands_at_home,
         is_one_body_without_a_scene,
         tool_points_down_at_home,
+        left_is_towards_y,
         fingers_open_along_y,
         every_arm_joint_moves_the_tool,
         one_command_closes_all_fingers,

@@ -10,10 +10,11 @@ import yaml
 from mujoco import MjData, mj_kinematics
 
 from robot_rl.core.errors import ModelError
-from robot_rl.sim.conformance import check_robot
+from robot_rl.sim.conformance import ROBOT_RULES, ConformanceError, check_robot
 from robot_rl.sim.robots.draft import Draft, draft_robot
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.robots.robot_rules import StandingRobot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from tests.arms import HOME_RAD, write_arm
 from tests.sim.test_bodies import SIDES, moved, success
@@ -190,6 +191,28 @@ def test_one_rule_is_broken_by_one_arm(both_file: Callable[..., str]) -> None:
         check_robot(both_file(right__model__tool=tool))
 
 
+def test_a_left_arm_that_is_right_of_the_other_is_refused(both_file: Callable[..., str]) -> None:
+    rule = ROBOT_RULES["left_is_towards_y"]
+    content = yaml.safe_load(Path(both_file()).read_text())
+    exchanged = load_robot(both_file(left=content["right"], right=content["left"]))
+    with pytest.raises(
+        ConformanceError,
+        match=r"robot both: way along y from right_tool to left_tool at home: got -0\.600 m, from y = 0\.300 "
+        r"to -0\.300, need 0\.1 m or more, since left is towards y; exchange left: and right: in the robot ",
+    ):
+        rule(StandingRobot(exchanged))
+    # The slides along y bring the left tool to 0.3 - 0.26 m, and the right one stays at -0.3 + 0.25 m.
+    near = (-0.26, 0.25)
+    homes = {
+        f"{side}__home_rad": [content[side]["home_rad"][0], y, content[side]["home_rad"][2]]
+        for side, y in zip(SIDES, near, strict=True)
+    }
+    with pytest.raises(ConformanceError, match=r"got 0\.090 m, from y = -0\.050 to 0\.040, .*; move the"):
+        rule(StandingRobot(load_robot(both_file(**homes))))
+    homes["left__home_rad"][1] = -0.24  # 0.06 + 0.05 = 0.11 m
+    rule(StandingRobot(load_robot(both_file(**homes))))
+
+
 def test_two_arms_that_stand_apart_are_drafted_one_by_one_and_placed(tmp_path: Path) -> None:
     cube = '<body name="cube" pos="1 1 1"><freejoint/><geom size=".02"/></body>'
     bodies = arm("one", 0.0, x=1.0) + arm("two", 0.8, x=1.0) + cube
@@ -245,6 +268,21 @@ def test_placed_pandas_are_the_shipped_two(tmp_path: Path) -> None:
     assert [model.site(i).name for i in range(model.nsite)] == [
         other.site(i).name for i in range(other.nsite)
     ]
+
+
+@pytest.mark.parametrize(
+    ("left_m", "right_m", "message"),
+    [
+        (-0.35, 0.35, r"got -0\.700 m, from y = 0\.350 to -0\.350, .*; exchange left: and right:"),
+        (0.0, 0.0, r"got 0\.000 m, from y = 0\.000 to 0\.000, .*; move the arms"),
+    ],
+)
+def test_arms_that_are_placed_the_wrong_way_are_refused(
+    left_m: float, right_m: float, message: str, tmp_path: Path
+) -> None:
+    robot = placed(tmp_path, *(f"{{robot: panda, pos_m: [0, {y_m}, 0]}}" for y_m in (left_m, right_m)))
+    with pytest.raises(ConformanceError, match=message):
+        check_robot(robot)
 
 
 # What does not fit
