@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -259,6 +260,11 @@ def build_model(name: str, source: ModelSource, arms: Mapping[str, RobotFile], f
     for arm in arms.values():
         if arm.model.tool is not None:
             _add_tool(spec, arm, arm.model.tool)
+    _reset_options(spec)
+    for arm in arms.values():
+        check_names(arm, spec, actuators=False)
+        _bound_joints(arm, spec)
+    _check_servos(spec, arms)
     if any(arm.model.servos for arm in arms.values()):
         cups = {arm.gripper_actuator for arm in arms.values() if arm.has_cup}
         for actuator in [each for each in spec.actuators if each.name not in cups]:
@@ -266,7 +272,6 @@ def build_model(name: str, source: ModelSource, arms: Mapping[str, RobotFile], f
     for arm in arms.values():
         if arm.model.servos is not None:
             _add_servos(spec, arm, arm.model.servos)
-    _reset_options(spec)
     for arm in arms.values():
         _complete(spec, arm, arm.model)
     return spec
@@ -274,9 +279,6 @@ def build_model(name: str, source: ModelSource, arms: Mapping[str, RobotFile], f
 
 def _complete(spec: mujoco.MjSpec, robot: RobotNames, source: ModelSource) -> None:
     """Adds what is left of an arm, and checks it."""
-    check_names(robot, spec, actuators=False)
-    _bound_joints(robot, spec)
-    _check_servos(robot, spec)
     if source.suction is not None:
         cup = _body(spec, source.suction.body, f"robot {robot.name}: model.suction.body")
         add_suction(spec, name=robot.gripper_actuator, body=cup, force_n=source.suction.force_n)
@@ -406,8 +408,6 @@ def _add_tool(spec: mujoco.MjSpec, robot: RobotNames, tool: Tool) -> None:
 
 def _add_servos(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -> None:
     """Puts one servo on each arm joint, with the file's effort limits, and one on the gripper."""
-    check_names(robot, spec, actuators=False)
-    _bound_joints(robot, spec)
     for name in ("kp", "kd", "armature_kg_m2"):
         if len(getattr(servos, name)) != robot.num_arm_joints:
             raise ModelError(
@@ -475,22 +475,35 @@ def _bound_joints(robot: RobotNames, spec: mujoco.MjSpec) -> None:
             joint.range, joint.limited = (low, high), mujoco.mjtLimited.mjLIMITED_TRUE
 
 
-def _check_servos(robot: RobotNames, spec: mujoco.MjSpec) -> None:
-    """Refuses motors and a model without actuators, as every URDF, with servos that suit its masses."""
+def _check_servos(spec: mujoco.MjSpec, arms: Mapping[str, RobotFile]) -> None:
+    """Refuses arms whose actuators are not good, or replaced, with servos that suit their masses."""
+    without = {side: arm for side, arm in arms.items() if arm.model.servos is None}
+    reasons = {side: _why_no_servos(arm, spec) for side, arm in without.items()}
+    if not any(reasons.values()) and len(without) in (0, len(arms)):
+        return
+    model = spec.compile()
+    texts: list[str] = []
+    for side, arm in without.items():
+        found = reasons[side] or "servos of the other arm replace all actuators of the model"
+        under = f"{side.removesuffix('_')}.model" if side else "model"
+        block = textwrap.indent(servos_block(arm, model), "  " if side else "")
+        texts.append(
+            f"robot {arm.name}: {found}. Put servos into the file, under `{under}:`. For its masses, and "
+            f"this home_rad:\n{block}"
+        )
+    raise ModelError("\n".join(texts))
+
+
+def _why_no_servos(robot: RobotNames, spec: mujoco.MjSpec) -> str:
+    """Returns what is wrong with the model's own actuators, as every URDF and motors have it, or nothing."""
     forces = {actuator.name: any(actuator.forcerange) for actuator in spec.actuators}
     if not forces:
-        found = "the model has no actuators"
-    elif not forces.keys() & {*robot.arm_actuators, *robot.effector_actuators}:
-        found = f"none of arm_actuators is among the model's actuators, {', '.join(forces)}"
-    elif free := [name for name in robot.arm_actuators if not forces.get(name, True)]:
-        found = f"no forcerange limits the force of {', '.join(free)}"
-    else:
-        return
-    block = servos_block(robot, spec.compile())
-    raise ModelError(
-        f"robot {robot.name}: {found}. Put servos into the file, under `model:`. For its masses, and this "
-        f"home_rad:\n{block}"
-    )
+        return "the model has no actuators"
+    if not forces.keys() & {*robot.arm_actuators, *robot.effector_actuators}:
+        return f"none of arm_actuators is among the model's actuators, {', '.join(forces)}"
+    if free := [name for name in robot.arm_actuators if not forces.get(name, True)]:
+        return f"no forcerange limits the force of {', '.join(free)}"
+    return ""
 
 
 def _cup_of(robot: RobotNames, spec: mujoco.MjSpec) -> mujoco.MjsBody:

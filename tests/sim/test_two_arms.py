@@ -310,7 +310,9 @@ def test_arms_that_are_placed_the_wrong_way_are_refused(
         ({"left": {"robot": "panda", "pos_m": [0, 0, 0]}}, r"robot: stands under left alone\. Give both"),
         ({"right__limits__lookahead_s": 0.2}, r"limits\.lookahead_s: got 0\.1 of the left arm and 0\.2 of"),
         ({"right__limits__effort_n_m": [1, 1, 1], "right__model__servos": None},
-         r"robot both right: none of arm_actuators is among the model's actuators, left_x, .* Put servos"),
+         r"robot both right: the model has no actuators\. Put servos into the file, under `right\.model:`"),
+        ({"left__model__servos": None},
+         r"^robot both left: the model has no actuators\. Put servos into the file, under `left\.model:`"),
     ],
 )  # fmt: skip
 def test_a_file_that_does_not_fit_is_refused(
@@ -319,6 +321,35 @@ def test_a_file_that_does_not_fit_is_refused(
     path = both_file(**values)
     with pytest.raises(ModelError, match=message):
         load_robot(path).build()
+
+
+def test_servos_of_one_arm_alone_are_refused_with_those_of_the_other(
+    both_file: Callable[..., str], tmp_path: Path
+) -> None:
+    path = both_file(right__model__servos=None)
+    model = tmp_path / "both.xml"
+    own = "".join(f'<position name="right_{axis}" joint="right_{axis}" forcerange="-9 9"/>' for axis in "xyz")
+    model.write_text(model.read_text().replace("</mujoco>", f"<actuator>{own}</actuator></mujoco>"))
+    with pytest.raises(ModelError) as refused:
+        load_robot(path).build()
+    head, block = str(refused.value).split("home_rad:\n")
+    assert head == (
+        "robot both right: servos of the other arm replace all actuators of the model. Put servos into the "
+        "file, under `right.model:`. For its masses, and this "
+    )
+    lines = Path(path).read_text().splitlines()
+    lines[lines.index("    servos: null")] = block  # as it is
+    Path(path).write_text("\n".join(lines))
+    assert load_robot(path).build().compile().nu == 8
+
+
+def test_servos_of_both_arms_are_given_at_once(both_file: Callable[..., str]) -> None:
+    with pytest.raises(ModelError) as refused:
+        load_robot(both_file(left__model__servos=None, right__model__servos=None)).build()
+    lines = str(refused.value).splitlines()
+    heads = [line for line in lines if line.startswith("robot ")]
+    assert [head.partition("under ")[2][:14] for head in heads] == ["`left.model:`.", "`right.model:`"]
+    assert lines.count("    servos:") == 2
 
 
 @pytest.mark.parametrize(
