@@ -192,6 +192,18 @@ def _of_one_model(
     own = [key for key in shared if key in _OF_ONE]
     if own:
         raise ModelError(f"{at}: model.{own[0]}: is of one arm. Write it under left.model and right.model.")
+    try:
+        source = build(ModelSource, shared, at="model")
+    except ConfigError as error:
+        raise ModelError(f"{at}: {error}") from error
+    if source.builder is not None:
+        raise ModelError(
+            f"{at}: model.builder: got {source.builder!r}, allowed: none, as a builder makes one arm. Give "
+            "model.file, a model of both arms; or write a robot file for each arm, and place them by "
+            "left.robot and right.robot."
+        )
+    if source.file is None:
+        raise ModelError(f"{at}: model.file: missing. Give the path of an MJCF or URDF that has both arms.")
     arms: dict[str, RobotFile] = {}
     for side, given in sides.items():
         mine = given.get("model") or {}
@@ -206,8 +218,4 @@ def _of_one_model(
         }
         arms[f"{side}_"] = read_description(merged, f"{at}: {side}")
     left, right = arms.values()
-    try:
-        source = build(ModelSource, shared, at="model")
-    except ConfigError as error:
-        raise ModelError(f"{at}: {error}") from error
     return both(name, left, right, lambda: build_model(name, source, arms, path.parent))
