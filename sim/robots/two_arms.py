@@ -23,7 +23,7 @@ from typing import Any, cast
 import mujoco
 
 from robot_rl.config.build import build
-from robot_rl.core.errors import ConfigError, ModelError
+from robot_rl.core.errors import ConfigError, ModelError, RobotRLError
 from robot_rl.hal.safety import SafetyLimits
 from robot_rl.sim.robots.physics import empty_spec
 from robot_rl.sim.robots.robot import Arm, Effector, Floats, Robot, RobotNames
@@ -90,11 +90,20 @@ def read_two_arms(path: Path, content: Mapping[str, Any], load: Callable[[str], 
             places.append(build(Place, given, at=side))
         except ConfigError as error:
             raise ModelError(f"{at}: {error}") from error
-    near = [path.parent / place.robot for place in places]
     left, right = (
-        load(str(file) if file.is_file() else place.robot) for file, place in zip(near, places, strict=True)
+        _load(place, path.parent, load, at, side) for place, side in zip(places, SIDES, strict=True)
     )
     return side_by_side(name, (left, right), (places[0], places[1]))
+
+
+def _load(place: Place, folder: Path, load: Callable[[str], Robot], at: str, side: str) -> Robot:
+    """Returns the arm of a side."""
+    near = folder / place.robot
+    try:
+        return load(str(near) if near.is_file() else place.robot)
+    except RobotRLError as error:
+        text = str(error)  # of this file, where it names itself
+        raise ModelError(text if text.startswith(at) else f"{at}: {side}.robot: {text}") from error
 
 
 def side_by_side(name: str, arms: tuple[Robot, Robot], places: tuple[Place, Place]) -> Robot:

@@ -364,7 +364,11 @@ def test_servos_of_both_arms_are_given_at_once(both_file: Callable[..., str]) ->
          r"pos_m: got \[0\.0, 0\.0\], allowed: three numbers"),
         ("{robot: panda}", "{robot: panda}", r"left\.pos_m: missing"),
         ("{robot: pair.yaml, pos_m: [0, 0, 0]}", "{robot: panda, pos_m: [0, 0, 0]}",
-         r"left: names a file that leads back here"),
+         r"^robot file \S*/pair\.yaml: left: names a file that leads back here"),
+        ("{robot: panda, pos_m: [0, 0, 0]}", "{robot: pandaa, pos_m: [0, 0, 0]}",
+         r"robot file .*/pair\.yaml: right\.robot: robot: no robot named 'pandaa'\. Did you mean 'panda'"),
+        ("{robot: gone.yaml, pos_m: [0, 0, 0]}", "{robot: panda, pos_m: [0, 0, 0]}",
+         r"robot file .*/pair\.yaml: left\.robot: robot file gone\.yaml: cannot be read: No such file"),
     ],
 )  # fmt: skip
 def test_arms_that_cannot_be_placed_are_refused(left: str, right: str, message: str, tmp_path: Path) -> None:
