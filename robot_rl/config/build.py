@@ -201,7 +201,7 @@ def _refuse(hint: Any, value: Any, at: str, choices: tuple[Any, ...] | list[str]
         remedy = f" Did you mean {close[0]!r}?" if close else ""
     elif isinstance(value, list | tuple | int | float | str) and (lists := _lists(hint)):
         remedy = _list_remedy(lists[0], value, at)
-    elif hint is str:
+    elif hint is str and value is not None:
         remedy = f" Quote it to make it text: '{at}=\"{value}\"'."
     raise ConfigError(f"{at}: got {value!r}, allowed: {allowed(hint)}.{remedy}")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mujoco
 
@@ -52,6 +52,23 @@ class Place:
                 raise ConfigError(f"{name}: got {list(getattr(self, name))}, allowed: three numbers.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TwoArmsFile:
+    """The content of a robot file of two arms."""
+
+    name: str
+    model: dict[str, Any] | None = None
+    """`ModelSource` without the keys of `_OF_ONE`; none of arms that are placed."""
+    left: dict[str, Any]
+    """A `Place`; of one model what a robot file has of an arm."""
+    right: dict[str, Any]
+
+    @property
+    def sides(self) -> dict[str, dict[str, Any]]:
+        """What the file says of each arm."""
+        return dict(zip(SIDES, (self.left, self.right), strict=True))
+
+
 def read_two_arms(path: Path, content: Mapping[str, Any], load: Callable[[str], Robot]) -> Robot:
     """Returns the robot of a file with `left:` and `right:`; `load` loads an arm by name or path.
 
@@ -59,33 +76,27 @@ def read_two_arms(path: Path, content: Mapping[str, Any], load: Callable[[str], 
         ModelError: an unknown or missing key, a wrong value, or an arm is wrong.
     """
     at = f"robot file {path}"
-    allowed = ("name", "model", *SIDES)
+    allowed = [field.name for field in fields(TwoArmsFile)]
     if unknown := [str(key) for key in content if key not in allowed]:
         raise ModelError(
             f"{at}: unknown keys {', '.join(unknown)}, allowed: {', '.join(allowed)}. What a robot file says "
             "of an arm stands under left: and right:."
         )
-    sides = {side: content.get(side) for side in SIDES}
-    for side, given in sides.items():
-        if not isinstance(given, Mapping):
-            raise ModelError(
-                f"{at}: {side}: got {given!r}, allowed: keys and values, as docs/tasks.md shows."
-            )
-    found = cast("dict[str, Mapping[str, Any]]", sides)
-    if "name" not in content:
-        raise ModelError(f"{at}: name: missing. Give the robot one, such as name: {path.stem}")
-    name = str(content["name"])
-    placed = [side for side, given in found.items() if "robot" in given]
+    try:
+        found = build(TwoArmsFile, content)
+    except ConfigError as error:
+        raise ModelError(f"{at}: {error}") from error
+    placed = [side for side, given in found.sides.items() if "robot" in given]
     if len(placed) == 1:
         raise ModelError(
             f"{at}: robot: stands under {placed[0]} alone. Give both arms by it, or take both from model:."
         )
     if not placed:
-        return _of_one_model(name, path, content.get("model"), found, at)
-    if "model" in content:
+        return _of_one_model(found, path, at)
+    if found.model is not None:
         raise ModelError(f"{at}: got model: and robot:. Leave model: out; each arm brings its own.")
     places: list[Place] = []
-    for side, given in found.items():
+    for side, given in found.sides.items():
         try:
             places.append(build(Place, given, at=side))
         except ConfigError as error:
@@ -93,7 +104,7 @@ def read_two_arms(path: Path, content: Mapping[str, Any], load: Callable[[str], 
     left, right = (
         _load(place, path.parent, load, at, side) for place, side in zip(places, SIDES, strict=True)
     )
-    return side_by_side(name, (left, right), (places[0], places[1]))
+    return side_by_side(found.name, (left, right), (places[0], places[1]))
 
 
 def _load(place: Place, folder: Path, load: Callable[[str], Robot], at: str, side: str) -> Robot:
@@ -191,13 +202,11 @@ def _limits(name: str, left: SafetyLimits, right: SafetyLimits) -> SafetyLimits:
     return SafetyLimits(**found)
 
 
-def _of_one_model(
-    name: str, path: Path, model: object, sides: Mapping[str, Mapping[str, Any]], at: str
-) -> Robot:
+def _of_one_model(found: TwoArmsFile, path: Path, at: str) -> Robot:
     """Returns two arms that one model has."""
-    if not isinstance(model, Mapping):
-        raise ModelError(f"{at}: model: got {model!r}, allowed: keys and values, with `file`.")
-    shared = cast("Mapping[str, Any]", model)
+    shared = found.model
+    if shared is None:
+        raise ModelError(f"{at}: model: missing. Give the file of both arms, or left.robot and right.robot.")
     own = [key for key in shared if key in _OF_ONE]
     if own:
         raise ModelError(f"{at}: model.{own[0]}: is of one arm. Write it under left.model and right.model.")
@@ -214,17 +223,19 @@ def _of_one_model(
     if source.file is None:
         raise ModelError(f"{at}: model.file: missing. Give the path of an MJCF or URDF that has both arms.")
     arms: dict[str, RobotFile] = {}
-    for side, given in sides.items():
+    for side, given in found.sides.items():
         mine = given.get("model") or {}
+        if not isinstance(mine, Mapping):
+            raise ModelError(f"{at}: {side}.model: got {mine!r}, allowed: keys and values.")
         for key in ("name", "kind", *(f"model.{key}" for key in mine if key not in _OF_ONE)):
             if key in given or key.startswith("model."):
                 raise ModelError(f"{at}: {side}.{key}: is of both arms. Leave it out there.")
         merged = {
             "tool_site": f"{side}_tool",
             **given,
-            "name": f"{name} {side}",
+            "name": f"{found.name} {side}",
             "model": {**shared, **mine},
         }
         arms[f"{side}_"] = read_description(merged, f"{at}: {side}")
     left, right = arms.values()
-    return both(name, left, right, lambda: build_model(name, source, arms, path.parent))
+    return both(found.name, left, right, lambda: build_model(found.name, source, arms, path.parent))

@@ -86,6 +86,7 @@ PAIR = "a list of 2: a whole number, a whole number"
         ({"name": "a", "inner": {"xyz": 1}}, "inner.xyz: no such key. Known in inner: rate, layers, kind."),
         ({}, "name: missing. Give it as `name=<text>`."),
         ({"name": 3}, "name: got 3, allowed: text. Quote it to make it text: 'name=\"3\"'."),
+        ({"name": None}, "name: got None, allowed: text."),
         ({"name": "a", "steps": "ten"}, "steps: got 'ten', allowed: a whole number."),
         ({"name": "a", "steps": 1.5}, "steps: got 1.5, allowed: a whole number."),
         ({"name": "a", "steps": True}, "steps: got True, allowed: a whole number."),
