@@ -1,5 +1,7 @@
 """The checks of `robot-rl doctor robot=...`: servos, gripper, home, and every task that the arm can do.
 
+Of a robot that is no single arm they are the rules of robots.
+
 Everything is measured, on the robot alone or in the task's own scene; docs/tasks.md, "A robot of your own",
 lists the limits.
 """
@@ -15,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.check import Check, State
+from robot_rl.core.errors import require
 from robot_rl.core.registry import TABLE, resolve
 from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.conformance import ROBOT_RULES, broken_rules
 from robot_rl.sim.experts import action_for
 from robot_rl.sim.robots.home import find_home
 from robot_rl.sim.robots.loading import load_robot
-from robot_rl.sim.robots.robot import Robot, require_arm
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.robots.robot_rules import cup_holds
 from robot_rl.sim.robots.servo_check import LOAD_KG, WATCHED_S, JointReport, ServoCheck
 from robot_rl.sim.task import Aim, Task, can_grip, control_of
@@ -58,19 +62,23 @@ class Checkup:
 
 
 def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
-    """Measures a robot.
+    """Measures an arm; of a robot of another kind, checks the rules of robots.
 
     Args:
         name_or_path: of the registry, or of a robot file.
-        tasks: to check; if empty, all shipped ones that the robot can do.
+        tasks: to check; if empty, all shipped ones that the arm can do.
 
     Raises:
-        RobotRLError: the robot cannot be built, or a named task needs a gripper and there is none.
+        RobotRLError: the robot cannot be built, or a named task is not for it, or it needs a gripper and
+            there is none, or the robot is no single arm.
     """
     robot = load_robot(name_or_path)
-    require_arm(robot, "the doctor")
     for task in tasks:
         control_of(resolve("task", task, at="task")(), robot, at="")
+    if robot.kind != "arm":
+        allowed = f"none: of a robot of kind {robot.kind} the rules are checked, in no task. Leave task= out"
+        require(not tasks, "task", ",".join(tasks), allowed)
+        return Checkup(robot=robot.name, joints=[], checks=_rules(robot), servos="")
     bench = ServoCheck(robot)
     joints = bench.joints()
     checks = [_actuators(bench), _servos(joints, bench), _gripper(robot, bench), _home(robot, bench)]
@@ -84,6 +92,19 @@ def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
         checks += task_checks(task, name_or_path)
     block = bench.servos_block() if needs_servos else ""
     return Checkup(robot=robot.name, joints=joints, checks=checks, servos=block)
+
+
+def _rules(robot: Robot) -> list[Check]:
+    """Judges each rule of robots."""
+    broken = broken_rules(robot)
+    return [
+        Check(
+            name.replace("_", " "),
+            "fail" if name in broken else "ok",
+            broken.get(name, str(rule.__doc__)).rstrip("."),
+        )
+        for name, rule in ROBOT_RULES.items()
+    ]
 
 
 def _actuators(bench: ServoCheck) -> Check:

@@ -24,7 +24,7 @@ from robot_rl.sim.robots.robot_rules import ALIGNED, ROBOT_RULES, StandingRobot
 from robot_rl.sim.task_rules import TASK_RULES
 from robot_rl.sim.vector import SimVectorEnv
 
-__all__ = ["ROBOT_RULES", "TASK_RULES", "ConformanceError", "check_robot", "check_task"]
+__all__ = ["ROBOT_RULES", "TASK_RULES", "ConformanceError", "broken_rules", "check_robot", "check_task"]
 
 _SHORT_S = 0.5
 """Length of the episodes in which the rules of `VectorEnv` are checked."""
@@ -44,6 +44,21 @@ def check_robot(robot: Robot | str, *, aligned: float = ALIGNED) -> None:
     built = load_robot(robot) if isinstance(robot, str) else robot
     for rule in ROBOT_RULES.values():
         rule(StandingRobot(built, aligned))
+
+
+def broken_rules(robot: Robot) -> dict[str, str]:
+    """Returns the messages of the rules that a robot breaks, by the rule's name in `ROBOT_RULES`.
+
+    Raises:
+        RobotRLError: the robot cannot be built.
+    """
+    found: dict[str, str] = {}
+    for name, rule in ROBOT_RULES.items():
+        try:
+            rule(StandingRobot(robot))
+        except ConformanceError as error:
+            found[name] = str(error)
+    return found
 
 
 def check_task(name: str, *, robot: str | None = None) -> None:

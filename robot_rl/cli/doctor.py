@@ -52,8 +52,8 @@ def run(argv: list[str]) -> int:
         "settings",
         nargs="*",
         metavar="key=value",
-        help="robot=<name or file>: measures the servos, gripper, home pose and reach of an arm; "
-        "task=<name>,...: for these tasks only",
+        help="robot=<name or file>: measures the servos, gripper, home pose and reach of an arm; checks the "
+        "rules of robots on any other body; task=<name>,...: for these tasks of an arm only",
     )
     parser.add_argument("--list", metavar="KIND", help=f"lists all names of a kind: {', '.join(kinds())}")
     words = parser.parse_args(argv)
@@ -156,7 +156,8 @@ def _robot(settings: dict[str, str], *, as_json: bool) -> int:
 
     print(f"measuring {settings['robot']}: a few seconds for each task", file=sys.stderr)
     found = check_robot(settings["robot"], tasks)
-    _print_joints(found)
+    if found.joints:
+        _print_joints(found)
     code = _print_checks(found.checks)
     if found.servos:
         print(f"\nservos for the masses of {found.robot}, for `model:` in its file:\n{found.servos}")

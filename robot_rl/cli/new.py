@@ -119,13 +119,14 @@ def _robot(words: list[str]) -> Outcome:
     _refuse_existing("out" if options.out else "name", out)
     if test is not None:
         _refuse_existing("test", test)
-    from robot_rl.sim.robots.draft import draft_robot  # MuJoCo
+    from robot_rl.sim.conformance import broken_rules  # MuJoCo
+    from robot_rl.sim.robots.draft import draft_robot
 
     fingers = () if options.fingers == ("none",) else options.fingers
     draft = draft_robot(model, out, name=name, keep=options.keep, tool=options.tool, fingers=fingers)
     written = {out: draft.text} | ({} if test is None else {test: _robot_test(name, out, test)})
     _write(written)
-    broken = _broken_rules(draft)
+    broken = list(broken_rules(draft.robot).values())
     _print_robot(draft, out, test, broken)
     return 0, {
         "robot": name,
@@ -158,20 +159,6 @@ def test_{name.lower()}_keeps_the_rules() -> None:
 '''
 
 
-def _broken_rules(draft: Draft) -> list[str]:
-    """Returns the rules of robots that the draft breaks."""
-    from robot_rl.sim.conformance import ROBOT_RULES, ConformanceError
-    from robot_rl.sim.robots.robot_rules import StandingRobot
-
-    found: list[str] = []
-    for rule in ROBOT_RULES.values():
-        try:
-            rule(StandingRobot(draft.robot))
-        except ConformanceError as error:
-            found.append(str(error))
-    return found
-
-
 def _print_robot(draft: Draft, out: Path, test: Path | None, broken: Sequence[str]) -> None:
     robot = draft.robot
     print(f"{out}: robot {draft.name}, {_arms(robot)}\n\ndecided")
@@ -182,7 +169,10 @@ def _print_robot(draft: Draft, out: Path, test: Path | None, broken: Sequence[st
     print("\nnext")
     if robot.kind == "two_arms":
         settings = "env.task=bimanual_reach env.reward=dense"
-        steps = [f"robot-rl train recipe=plain_ppo {settings} env.robot={out}"]
+        steps = [
+            f"robot-rl doctor robot={out}",
+            f"robot-rl train recipe=plain_ppo {settings} env.robot={out}",
+        ]
     else:
         steps = [f"robot-rl doctor robot={out} task=reach", f"robot-rl train recipe=reach env.robot={out}"]
     if test is not None:

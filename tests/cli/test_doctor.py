@@ -12,6 +12,7 @@ import pytest
 from robot_rl.cli import doctor
 from robot_rl.core.errors import ConfigError, RenderError, UnknownComponentError
 from robot_rl.core.registry import TABLE
+from robot_rl.sim.conformance import ROBOT_RULES
 from tests.arms import JOINTS, write_arm
 
 
@@ -143,6 +144,26 @@ def test_a_robot_is_measured_for_the_tasks_that_are_named(
     assert (answer["ok"], answer["robot"], answer["servos"]) == (False, "ur", "")
     assert [row["joint"] for row in answer["joints"]] == list(JOINTS)
     assert answer["joints"][0]["settle_s"] == pytest.approx(0.2, abs=0.05)
+
+
+def test_the_rules_of_robots_are_checked_on_two_arms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pair.yaml"
+    arms = {"left": -0.35, "right": 0.35}
+    sides = [f"{side}: {{robot: panda, pos_m: [0, {y_m}, 0]}}\n" for side, y_m in arms.items()]
+    path.write_text("name: pair\n" + "".join(sides))
+    assert doctor.run([f"robot={path}", "--json"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["check", "state", "found"]
+    assert (
+        lines[-2] == f"{len(ROBOT_RULES) - 1} of {len(ROBOT_RULES)} checks passed; repair: left is towards y"
+    )
+    answer = json.loads(lines[-1])
+    assert [check["name"].replace(" ", "_") for check in answer["checks"]] == list(ROBOT_RULES)
+    (failed,) = [check["detail"] for check in answer["checks"] if check["state"] == "fail"]
+    assert failed.startswith("robot pair: way along y from right_tool to left_tool at home: got -0.700 m")
+    assert doctor.run(["robot=two_pandas"]) == 0
 
 
 def test_a_robot_file_as_people_type_it(

@@ -79,7 +79,7 @@ def test_two_arms_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "left.tool_site" not in text
     assert "right.model.tool" in text
     assert text.endswith(
-        "next\n  pytest test_mine.py\n"
+        "next\n  pytest test_mine.py\n  robot-rl doctor robot=mine.yaml\n"
         "  robot-rl train recipe=plain_ppo env.task=bimanual_reach env.reward=dense env.robot=mine.yaml"
     )
     check_robot("mine.yaml")

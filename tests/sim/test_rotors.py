@@ -216,8 +216,8 @@ def test_parts_that_make_no_body_are_refused(change: dict[str, Any], message: st
 
 
 def test_what_needs_an_arm_refuses_rotors() -> None:
-    with pytest.raises(ConfigError, match=r"robot: got crazyflie, of kind rotors; the doctor needs one"):
-        check_robot("crazyflie", [])
+    with pytest.raises(ConfigError, match=r"task: got 'quadrotor_hover', allowed: none: .* of kind rotors"):
+        check_robot("crazyflie", ["quadrotor_hover"])
     with pytest.raises(ConfigError, match=r"env.robot: got crazyflie, of kind rotors; env.domain needs one"):
         make(1, domain=DomainConfig(damping=(0.5, 2.0)))
     with pytest.raises(ConfigError, match=r"env.robot: got crazyflie.*what is measured on a station"):
