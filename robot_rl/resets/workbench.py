@@ -38,21 +38,27 @@ class Workbench:
         """Takes over simulations, which do not begin the next episode by themselves.
 
         Raises:
-            ConfigError: the task declares no starts, or the robot has a suction cup.
+            ConfigError: the task declares no starts, or the robot has a suction cup, or not one arm.
         """
         config, num_envs = env.config, env.num_envs
         self.task: Task = resolve("task", config.task, at="task")()
+        self.robot = load_robot(config.robot or self.task.default_robot)
+        as_usual = "Let episodes begin as the task draws them: env.resets.bank=null."
+        if len(self.robot.all_arms) != 1:
+            raise ConfigError(
+                f"robot: got {self.robot.name}, of kind {self.robot.kind}; banks of starts are made with the "
+                f"tool of one arm. {as_usual}"
+            )
         if self.task.resets is None:
             raise ConfigError(
                 f"task: {config.task!r} declares no starts. Give it `resets = Resets(thing=..., goal=...)`, "
                 "see docs/resets.md."
             )
         self.declared: Resets = self.task.resets
-        self.robot = load_robot(config.robot or self.task.default_robot)
         if self.robot.has_cup:
             raise ConfigError(
                 f"robot: banks of starts are made for fingers and for bare arms, and {self.robot.name} has a "
-                "suction cup. Let episodes begin as the task draws them: env.resets.bank=null."
+                f"suction cup. {as_usual}"
             )
         self.control = control_of(self.task, self.robot)
         self.env = env

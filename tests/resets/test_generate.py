@@ -135,6 +135,25 @@ def test_a_task_without_a_declaration_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
+    ("task", "robot"),
+    [
+        ("bimanual_reach", "two_pandas, of kind two_arms"),
+        ("hand_turn", "claw, of kind hand"),
+        ("quadrotor_hover", "crazyflie, of kind rotors"),
+    ],
+)
+def test_a_body_of_two_arms_or_none_is_refused(
+    task: str, robot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = f"robot: got {robot}; banks of starts are made with the tool of one arm. Let episodes begin as"
+    with pytest.raises(ConfigError, match=message):
+        bench_of(task)
+    monkeypatch.setattr(resolve("task", task), "resets", resolve("task", "reach").resets)
+    with pytest.raises(ConfigError, match=message):
+        bench_of(task)
+
+
+@pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"goal": "goal"}, r"got no `thing` to grasp, hold='grasp', .*thing='cube', or declare these"),
