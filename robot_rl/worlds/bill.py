@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from robot_rl.core.errors import CheckpointError
+from robot_rl.config.build import build
+from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.files import read_json, write_json
 from robot_rl.worlds.inventory import changing
 
@@ -44,35 +45,50 @@ class VersionBill:
         return f"{found} ({by})" if by else found
 
 
+@dataclass(kw_only=True)
+class _Table:
+    versions: list[VersionBill]
+
+
 def bills_of(folder: Path) -> list[VersionBill]:
     """Returns the bills of all versions, the newest last; none of a model that an earlier program fitted.
 
     Raises:
-        CheckpointError: the table is damaged.
+        CheckpointError: the table is damaged, or no such table.
     """
     path = folder / _FILE
     if not path.is_file():
         return []
-    rows = read_json(path, CheckpointError, f"Remove {path}: counting begins at 0 again.")["versions"]
-    return [VersionBill(**row) for row in rows]
+    remedy = f"Remove {path}: counting begins at 0 again."
+    content = read_json(path, CheckpointError, remedy)
+    try:
+        return build(_Table, content).versions
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: damaged: {error} {remedy}") from error
 
 
 def keep_version(folder: Path, *, version: int, episodes: int, real_steps: int) -> None:
-    """Notes what is behind a version; what was imagined in it stays. The caller is `changing` the folder."""
+    """Notes what is behind a version; what was imagined in it stays. The caller is `changing` the folder.
+
+    A bill that cannot be read or written costs a warning: the model is more than its bill.
+    """
     facts: dict[str, Any] = {"version": version, "episodes": episodes, "real_steps": real_steps}
-    bills = bills_of(folder)
-    before = next((bill.imagined for bill in bills if bill.version == version), {})
-    _write(
-        folder, [*(bill for bill in bills if bill.version != version), VersionBill(**facts, imagined=before)]
-    )
+    try:
+        bills = bills_of(folder)
+        before = next((bill.imagined for bill in bills if bill.version == version), {})
+        others = [bill for bill in bills if bill.version != version]
+        _write(folder, [*others, VersionBill(**facts, imagined=before)])
+    except (CheckpointError, OSError) as error:
+        logger.warning("%s: version %d is not in its bill: %s", folder, version, error)
 
 
 def add_imagined(folder: Path, steps: int, *, version: int, episodes: int, real_steps: int, by: str) -> None:
     """Adds imagined control steps to the bill of a version, made by `by`; the rest is as in `VersionBill`.
 
     Raises:
-        CheckpointError: the table is damaged, or another process still changes the model after half a minute.
-        OSError: the folder is gone, or nothing can be written there.
+        CheckpointError: the folder is gone, the table is damaged, or another process still changes the model
+            after half a minute.
+        OSError: nothing can be written there.
     """
     with changing(folder):
         bills = bills_of(folder)
@@ -102,7 +118,8 @@ class Meter:
         """
         self._folder, self.by = folder, by
         self._version: dict[str, int] = {"version": version, "episodes": episodes, "real_steps": real_steps}
-        self._steps, self._due_s = 0, time.monotonic() + _EVERY_S
+        self._steps, self._failures = 0, 0
+        self._due_s = time.monotonic() + _EVERY_S
 
     def add(self, steps: int) -> None:
         """Counts control steps over all envs."""
@@ -113,14 +130,15 @@ class Meter:
     def write(self) -> None:
         """Adds what was counted since the last time to the bill.
 
-        A folder where nothing can be written costs a warning, not the run.
+        Where that fails, it costs a warning, not the run: the steps are added the next time, and each failure
+        in a row doubles the time until then.
         """
-        self._due_s = time.monotonic() + _EVERY_S
-        if self._folder is None or not self._steps:
-            return
-        steps, self._steps = self._steps, 0
-        try:
-            add_imagined(self._folder, steps, by=self.by, **self._version)
-        except OSError as error:
-            logger.warning("%s: %d imagined steps are not in its bill: %s", self._folder, steps, error)
-            self._folder = None
+        if self._folder is not None and self._steps:
+            try:
+                add_imagined(self._folder, self._steps, by=self.by, **self._version)
+                self._steps = self._failures = 0
+            except (CheckpointError, OSError) as error:
+                words = "%s: %d imagined steps are not in its bill: %s"
+                logger.warning(words, self._folder, self._steps, error)
+                self._failures += 1
+        self._due_s = time.monotonic() + _EVERY_S * 2**self._failures

@@ -124,8 +124,11 @@ def changing(folder: Path) -> Generator[None]:
     """Lets one process at a time change the files of a model.
 
     Raises:
-        CheckpointError: another process still changes them after half a minute.
+        CheckpointError: there is no such folder, and none is made; or another process still changes its files
+            after half a minute.
     """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such folder. {REMEDY}")
     try:
         with locked(folder / _LOCK, wait_s=_CHANGES_S):
             yield

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +17,7 @@ from robot_rl.core.errors import CheckpointError
 from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import EnvConfig
-from robot_rl.worlds import bill
+from robot_rl.worlds import bill, inventory
 from robot_rl.worlds.audit import replayed
 from robot_rl.worlds.bill import add_imagined, bills_of
 from robot_rl.worlds.env import WorldEnv
@@ -126,9 +127,91 @@ def test_a_folder_where_nothing_can_be_written_costs_a_warning(
     assert bills_of(folder)[0].imagined == {}
 
 
-def test_a_damaged_bill_says_what_to_do(folder: Path) -> None:
-    (folder / "bill.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"bill\.json: damaged: .* counting begins at 0 again"):
+def test_a_bill_that_cannot_be_read_loses_no_steps(
+    folder: Path, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bill, "_EVERY_S", 0.0)
+    with closing(WorldEnv(world, 2, by="a")) as env:
+        env.reset(seed=0)
+        kept = (folder / "bill.json").read_bytes()
+        (folder / "bill.json").write_text("{}")
+        for _ in range(2):  # 2 steps, then 4 of which nothing is billed
+            env.step_masked(np.zeros((2, 2)), None)
+        assert "4 imagined steps are not in its bill" in caplog.text
+        (folder / "bill.json").write_bytes(kept)
+        env.step_masked(np.zeros((2, 2)), None)
+        assert bills_of(folder)[0].imagined == {"a": 6}
+    assert bills_of(folder)[0].imagined == {"a": 6}
+
+
+def test_a_model_that_another_process_changes_for_long_costs_a_warning(
+    folder: Path, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bill, "_EVERY_S", 0.0)
+    monkeypatch.setattr(inventory, "_CHANGES_S", 0.0)
+    with closing(WorldEnv(world, 2, by="a")) as env:
+        env.reset(seed=0)
+        with inventory.changing(folder):
+            env.step_masked(np.zeros((2, 2)), None)
+        assert "2 imagined steps are not in its bill" in caplog.text
+        assert "changes the world model" in caplog.text
+    assert bills_of(folder)[0].imagined == {"a": 2}
+
+
+def test_each_failure_doubles_the_time_until_the_bill_is_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # At 5, 10 and 20 seconds after the one before: seconds 5, 15 and 35 of 40.
+    now_s = 0.0
+    monkeypatch.setattr(bill.time, "monotonic", lambda: now_s)
+    meter = bill.Meter(folder, **FIRST, by="a")
+    (folder / "bill.json").write_text("{}")
+    for second in range(1, 41):
+        now_s = float(second)
+        meter.add(1)
+    found = [record.getMessage().split(": ")[1].split()[0] for record in caplog.records]
+    assert found == ["5", "15", "35"]
+
+
+def test_a_model_is_saved_over_a_damaged_bill(
+    folder: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "bill.json").write_text("{}")
+    newer = replace(world, report=replace(world.report, version=2), folder=None)
+    newer.save(folder)
+    assert newer.folder == folder
+    assert load_world(folder).report.version == 2
+    assert "version 2 is not in its bill" in caplog.text
+
+
+def test_the_folder_of_a_model_that_was_deleted_is_not_made_again(
+    folder: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(WorldEnv(world, 2)) as env:
+        env.reset(seed=0)
+        shutil.rmtree(folder)
+        env.step_masked(np.zeros((2, 2)), None)
+    assert "2 imagined steps are not in its bill" in caplog.text
+    assert not folder.exists()
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        world.save_report(folder, world.report)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "Expecting"),
+        ("{}", "versions: missing"),
+        ('{"versions": [{"version": 1}]}', "episodes: missing"),
+        ('{"versions": [{"version": 1, "episodes": 4, "real_steps": 9, "more": 1}]}', "no such key"),
+        ('{"versions": [{"version": 1, "episodes": 4, "real_steps": 9, "imagined": null}]}', "imagined"),
+    ],
+)
+def test_a_damaged_bill_says_what_to_do(folder: Path, content: str, words: str) -> None:
+    (folder / "bill.json").write_text(content)
+    what = rf"bill\.json: damaged: .*{words}.* counting begins at 0 again"
+    with pytest.raises(CheckpointError, match=what):
         bills_of(folder)
 
 
