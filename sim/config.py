@@ -81,6 +81,21 @@ class ResetsConfig:
                 "own without a bank: give env.resets.bank=<folder>",
             )
 
+    def weights(self, classes: Iterable[str]) -> dict[str, float]:
+        """Returns the weight of each class that is drawn, the task's own starts first if they are.
+
+        Args: classes: of the bank.
+
+        Raises:
+            ConfigError: `mix` names another one.
+        """
+        known = ("own", *classes)
+        for name in self.mix:
+            if name not in known:
+                raise ConfigError(f"env.resets.mix: no class {name!r}.{nearest(name, known)}")
+        given = self.mix or dict.fromkeys(known[1:], 1.0)
+        return {name: given[name] for name in known if given.get(name, 0.0) > 0}
+
     def evaluated(self) -> ResetsConfig:
         """Returns what evaluations begin in: one class, and no row that training draws."""
         if self.evaluate == "own":

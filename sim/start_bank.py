@@ -68,7 +68,7 @@ class StartBank:
         self._offset = asarray(np.array([0, *np.cumsum(self.sizes)[:-1]], np.int64))
         first, count = _drawn(self.sizes, config)
         self._first, self._count = asarray(first), asarray(count)
-        self._kinds, self._weights = self._mixture(config.mix, count)
+        self._kinds, self._weights = self._mixture(config.weights(bank.sets), count)
         self._learnability, self._every_class = config.learnability, asarray(np.arange(len(self.classes)))
         self._success = asarray(np.full(len(self.classes), 0.5))
         """(C,): of each class, forgetting; half at first, so that the weights begin as given."""
@@ -85,13 +85,9 @@ class StartBank:
         """(B,): the episode whose draws each env's present start is of; -1 of given states, which are not
         tried again."""
 
-    def _mixture(self, mix: Mapping[str, float], count: Array) -> tuple[Array, Array]:
-        """Returns the classes that are drawn, and their weights."""
-        for name in mix:
-            if name not in self.classes:
-                raise ConfigError(f"env.resets.mix: no class {name!r}.{nearest(name, self.classes)}")
-        weights = dict(mix) or dict.fromkeys(self.classes[1:], 1.0)
-        drawn = [i for i, name in enumerate(self.classes) if weights.get(name, 0.0) > 0]
+    def _mixture(self, weights: Mapping[str, float], count: Array) -> tuple[Array, Array]:
+        """Returns the classes that are drawn, and their weights; `weights` has those above 0."""
+        drawn = [i for i, name in enumerate(self.classes) if name in weights]
         for i in drawn:
             if i and not count[i]:
                 raise ConfigError(

@@ -13,7 +13,7 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.policies.onnx_pictures import SUFFIX, read_encoder_graph
 from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.rollout.envs import episodes_of
-from robot_rl.sim.bank_files import OWN, load_bank
+from robot_rl.sim.bank_files import load_bank
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.experts import require_expert
 from robot_rl.train.config import RunConfig
@@ -71,16 +71,19 @@ def check_start_classes(config: RunConfig) -> None:
     """Refuses weights of classes in which no real episode of the run begins: nothing is imagined from there.
 
     Raises:
-        ConfigError: names them, and those that the run has.
+        ConfigError: names them, and those that its real episodes draw.
         DatasetError: the bank is missing or damaged.
     """
     if not (isinstance(config.method, ImaginedSettings) and config.method.starts.classes):
         return
-    resets = config.env.resets
-    known = () if resets.bank is None else (OWN, *load_bank(resets.bank, at="env.resets.bank").sets)
-    unknown = [name for name in config.method.starts.classes if name not in known]
-    allowed = ", ".join(known) or "none without env.resets.bank"
-    require(not unknown, "method.starts.classes", ", ".join(unknown), allowed)
+    resets, given = config.env.resets, config.method.starts.classes
+    if resets.bank is None or config.station is not None:  # an arm's episodes begin in no row
+        drawn, allowed = (), "none without env.resets.bank, or with station="
+    else:
+        drawn = tuple(resets.weights(load_bank(resets.bank, at="env.resets.bank").sets))
+        allowed = f"{', '.join(drawn)}, which real episodes draw by env.resets.mix"
+    others = [name for name, weight in given.items() if weight > 0 and name not in drawn]
+    require(not others, "method.starts.classes", ", ".join(others), allowed)
 
 
 def _check_experts(config: RunConfig) -> None:

@@ -8,6 +8,10 @@ episodes, so that no critic is needed.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -16,6 +20,9 @@ from robot_rl.core.seeding import EpisodeRng
 from robot_rl.worlds.config import StartsConfig
 from robot_rl.worlds.history import AUDIT, Array, History
 
+logger = logging.getLogger(__name__)
+
+_KINDS = ("initial", "keyframe", "replay", "drop")
 _BEFORE_END = (2, 6)
 """Strides before the end of a failed episode between which its key frames are."""
 _AT_ONCE = 512
@@ -28,7 +35,12 @@ class Starts:
     """Rows of a history, by kind; the episodes of the third split, which judge the model, are left out."""
 
     def __init__(self, history: History, config: StartsConfig, *, stride: int) -> None:
-        kept = np.setdiff1d(np.arange(history.num_episodes), history.split(AUDIT))
+        """Finds the rows; `stride` is the model's.
+
+        Raises:
+            ConfigError: see `recorded_starts`.
+        """
+        config, kept = recorded_starts(config, history), _kept(history)
         low, high = (stride * strides for strides in _BEFORE_END)
         failed = kept[~history.solved()[kept]]
         parts = [
@@ -48,7 +60,7 @@ class Starts:
             self.rows |= {"drop": found} if len(found) else {}
         weights = np.array([getattr(config, kind) for kind in self.rows])
         for name, weight in config.classes.items():
-            self.rows[f"class {name}"] = history.first[_begun_in(history, kept, name)]
+            self.rows[f"class {name}"] = history.first[kept[history.begun_in()[kept] == name]]
             weights = np.append(weights, weight)
         if not weights.sum():
             weights = np.array([float(kind == "replay") for kind in self.rows])
@@ -65,22 +77,48 @@ class Starts:
         return drawn
 
 
-def _begun_in(history: History, kept: Array, name: str) -> Array:
-    """Returns the episodes, of those that are kept, that began in a class.
+def recorded_starts(
+    config: StartsConfig,
+    history: History,
+    *,
+    known: Iterable[str] = (),
+    at: str = "env.settings.starts",
+) -> StartsConfig:
+    """Returns the weights without classes in which no episode began, but for those that judge the model.
+
+    The weight of such a class goes to the other starts, with a warning.
+
+    Args:
+        config: weights as they were given.
+        history: of the model.
+        known: classes in which by chance no episode may have begun; another one is a mistake.
+        at: where the weights were given, for messages.
 
     Raises:
-        ConfigError: none did; the message has the classes in which some did.
+        ConfigError: no episode of all began in a class that is not `known`, or there are no other starts.
     """
-    begun = history.begun_in()[kept]
-    if not (begun == name).any():
-        there, counts = np.unique(begun[begun != ""], return_counts=True)
-        known = ", ".join(f"{one} ({count} episodes)" for one, count in zip(there, counts, strict=True))
+    begun, given = history.begun_in(), {name: weight for name, weight in config.classes.items() if weight > 0}
+    there, counts = np.unique(begun[_kept(history)], return_counts=True)
+    found = {name: weight for name, weight in given.items() if name in there}
+    lacking = [name for name in given if name not in found]
+    are_known = {*known, *begun.tolist()}.issuperset(lacking)
+    if lacking and not (are_known and (found or any(getattr(config, kind) for kind in _KINDS))):
+        shown = [f"{name} ({count} episodes)" for name, count in zip(there, counts, strict=True) if name]
         nothing = (
             "none, since no episode says in which class it began: give the experience/ of runs with "
             "env.resets.bank"
         )
-        raise ConfigError(f"starts.classes: got {name!r}, allowed: {known or nothing}.")
-    return kept[begun == name]
+        got = ", ".join(map(repr, lacking))
+        raise ConfigError(f"{at}.classes: got {got}, allowed: {', '.join(shown) or nothing}.")
+    if lacking:
+        words = "%s.classes: no episode began in %s but those that judge the model; begins in the others"
+        logger.warning(words, at, ", ".join(lacking))
+    return replace(config, classes=found)
+
+
+def _kept(history: History) -> Array:
+    """Returns the episodes that imagined ones may begin in: not those that judge the model."""
+    return np.setdiff1d(np.arange(history.num_episodes), history.split(AUDIT))
 
 
 def values(history: History, rows: Array) -> Array:

@@ -20,7 +20,7 @@ from robot_rl.sched.opened import opened
 from robot_rl.sim.bank_files import Bank
 from robot_rl.sim.config import EnvConfig, ResetsConfig
 from robot_rl.sim.vector import SimVectorEnv
-from robot_rl.train.before import check_before_learner
+from robot_rl.train.before import check_before_learner, check_start_classes
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import first_seed
 from robot_rl.train.improve.imagined import RealSource
@@ -157,18 +157,46 @@ def test_real_episodes_of_an_imagined_run_begin_in_the_bank_and_its_probes_as_ev
     assert begun == {False: {"grasped"}, True: {evaluate} - {"own"}}
 
 
-def test_imagination_begins_in_no_class_that_the_run_lacks(folder: Path, tmp_path: Path) -> None:
-    method = {"kind": "imagined", "starts": {"classes": {"grasp": 1.0, "own": 1.0}}}
-    env = {"task": "gantry_peg", "resets": {"bank": str(folder)}}
+@pytest.mark.parametrize(
+    ("mix", "given", "words"),
+    [
+        (
+            {},
+            {"grasp": 1.0, "near_goal": 1.0},
+            "'grasp', allowed: reaching, near_object, grasped, near_goal,",
+        ),
+        ({}, {"own": 1.0}, "'own', allowed: reaching, near_object, grasped, near_goal, which real"),
+        ({"grasped": 1.0, "own": 0.0}, {"own": 1.0, "near_goal": 2.0}, "'own, near_goal', allowed: grasped,"),
+        ({"own": 1.0, "reaching": 2.0}, {"own": 1.0, "grasped": 2.0}, "'grasped', allowed: own, reaching,"),
+    ],
+)
+def test_imagination_begins_in_no_class_that_real_episodes_do_not_draw(
+    mix: dict[str, float], given: dict[str, float], words: str, folder: Path, tmp_path: Path
+) -> None:
+    method = {"kind": "imagined", "starts": {"classes": given}}
+    env = {"task": "gantry_peg", "resets": {"bank": str(folder), "mix": mix}}
     config = build(RunConfig, {**TINY, "env": env, "method": method, "out": str(tmp_path)})
-    words = r"method\.starts\.classes: got 'grasp', allowed: own, .*grasped"
     for check in (check_before_learner, run):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=rf"method\.starts\.classes: got {words}"):
             check(config)
     without = replace(config, env=replace(config.env, resets=ResetsConfig()))
-    with pytest.raises(ConfigError, match=r"got 'grasp, own', allowed: none without env\.resets\.bank"):
+    with pytest.raises(ConfigError, match=r"allowed: none without env\.resets\.bank, or with station="):
         run(without)
     assert not list(tmp_path.iterdir())
+
+
+def test_imagination_begins_in_classes_that_real_episodes_draw(folder: Path) -> None:
+    classes = {"own": 1.0, "grasped": 2.0, "near_goal": 0.0}
+    method = {"kind": "imagined", "starts": {"classes": classes}}
+    resets = {"bank": str(folder), "mix": {"own": 1.0, "grasped": 1.0}}
+    env = {"task": "gantry_peg", "resets": resets}
+    config = build(RunConfig, {**TINY, "env": env, "method": method})
+    check_start_classes(config)
+    with pytest.raises(ConfigError, match=r"got 'own, grasped', allowed: none .* with station="):
+        check_start_classes(replace(config, station="sim_arm"))
+    typed = replace(config.env.resets, mix={"graspt": 1.0})
+    with pytest.raises(ConfigError, match=r"env.resets.mix: no class 'graspt'. Did you mean 'grasped'"):
+        check_start_classes(replace(config, env=replace(config.env, resets=typed)))
 
 
 def test_training_in_held_out_rows_is_refused(folder: Path) -> None:

@@ -1,16 +1,23 @@
 """Where imagined episodes begin."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.config import EnvConfig
+from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.config import ImaginedSettings
+from robot_rl.train.improve.imagined import ImaginedSource
 from robot_rl.worlds.config import StartsConfig
 from robot_rl.worlds.env import ImaginedConfig
 from robot_rl.worlds.history import AUDIT, History
-from robot_rl.worlds.starts import Starts, drops, values
+from robot_rl.worlds.starts import Starts, drops, recorded_starts, values
 from tests.worlds.conftest import META
 
 EPISODES, LENGTH, STRIDE = 40, 13, 2
@@ -101,6 +108,69 @@ def test_a_class_that_the_data_do_not_have_is_refused_with_those_that_they_have(
         Starts(classed(), StartsConfig(classes={"grasp": 1.0}), stride=STRIDE)
     with pytest.raises(ConfigError, match=r"allowed: none, since no episode says in which class it began"):
         Starts(forked(), StartsConfig(classes={"grasped": 1.0}), stride=STRIDE)
+
+
+def judging() -> History:
+    """The same points: those that judge the model began `own`, all others `grasped`."""
+    start = np.full(EPISODES, "grasped")
+    start[forked().split(AUDIT)] = "own"
+    return replace(forked(), start=start)
+
+
+def test_the_weight_of_a_class_goes_to_the_others_where_only_episodes_that_judge_began_in_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # 1 for the class that has episodes and 3 for any state, as without the class that has none.
+    only = {"initial": 0, "keyframe": 0, "replay": 3.0}
+    history = judging()
+    drawn, alone = (
+        Starts(history, StartsConfig(**only, classes=classes), stride=STRIDE).draw(
+            EpisodeRng(np.arange(400), np.zeros(400))
+        )
+        for classes in ({"own": 4.0, "grasped": 1.0}, {"grasped": 1.0})
+    )
+    np.testing.assert_array_equal(drawn, alone)
+    assert "env.settings.starts.classes: no episode began in own" in caplog.text
+    grasped = EPISODES - len(history.split(AUDIT))
+    nothing = {"initial": 0, "keyframe": 0, "replay": 0}
+    words = rf"^env\.settings\.starts\.classes: got 'own', allowed: grasped \({grasped} episodes\)\.$"
+    with pytest.raises(ConfigError, match=words):
+        Starts(history, StartsConfig(**nothing, classes={"own": 1.0}), stride=STRIDE)
+
+
+def test_a_class_that_no_episode_happened_to_draw_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = StartsConfig(classes={"near_goal": 1.0, "grasped": 2.0})
+    how: dict[str, Any] = {"known": ("near_goal", "grasped"), "at": "method.starts"}
+    found = recorded_starts(config, judging(), **how)
+    assert found == StartsConfig(classes={"grasped": 2.0})
+    assert "method.starts.classes: no episode began in near_goal" in caplog.text
+    alone = StartsConfig(initial=0, keyframe=0, replay=0, classes={"near_goal": 1.0})
+    with pytest.raises(ConfigError, match=r"^method\.starts\.classes: got 'near_goal', allowed: grasped"):
+        recorded_starts(alone, judging(), **how)
+    with pytest.raises(ConfigError, match=r"^env\.settings\.starts\.classes: got 'near_goal', allowed"):
+        recorded_starts(config, judging())
+
+
+def test_a_run_imagines_from_the_classes_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = {"near_goal": 1.0, "grasped": 2.0}
+    settings = ImaginedSettings(starts=StartsConfig(classes=classes))
+    session = SimpleNamespace(config=RunConfig(recipe="imagined"))
+    world = SimpleNamespace(history=judging())
+    conductor: Any = SimpleNamespace(config=settings, session=session, folder="world", world=world)
+    envs = list[EnvConfig]()
+
+    def noted(env: EnvConfig, *_: Any, **__: Any) -> None:
+        envs.append(env)
+        raise InterruptedError
+
+    monkeypatch.setattr("robot_rl.train.improve.imagined.simulation", noted)
+    with pytest.raises(InterruptedError):
+        ImaginedSource(conductor, nn.Linear(1, 1))._begun()
+    assert envs[0].settings["starts"] == StartsConfig(classes={"grasped": 2.0})
+
+
+def test_a_class_of_weight_0_is_none_that_was_asked_for() -> None:
+    assert recorded_starts(StartsConfig(classes={"grasp": 0.0}), forked()) == StartsConfig()
 
 
 def test_classes_stay_with_their_episodes_when_others_come() -> None:

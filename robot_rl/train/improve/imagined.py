@@ -59,6 +59,7 @@ from robot_rl.worlds.history import AUDIT, History
 from robot_rl.worlds.inventory import enter, refusal_of
 from robot_rl.worlds.outcome import outcome_of
 from robot_rl.worlds.saved import World, imitated, load_world
+from robot_rl.worlds.starts import recorded_starts
 from robot_rl.worlds.trust import samples_blind
 
 Stage = Literal["collect", "fit", "imagine", "probe", "done"]
@@ -401,14 +402,16 @@ class ImaginedSource(Here):
 
     def _begun(self) -> RolloutSource:
         conductor, session = self._conductor, self._conductor.session
-        settings, config = conductor.config, session.config
+        settings, config, world = conductor.config, session.config, conductor.world
+        assert world is not None, "a model is fitted before anything is imagined"
+        how: dict[str, Any] = {"known": settings.starts.classes, "at": "method.starts"}
         env = EnvConfig(
             kind="world",
             id=str(conductor.folder),
             task=config.env.task,
             settings={
                 "strides": settings.strides,
-                "starts": settings.starts,
+                "starts": recorded_starts(settings.starts, world.history, **how),
                 "vote": settings.vote,
                 "hold": settings.hold,
                 "gate": settings.gate,
@@ -416,9 +419,9 @@ class ImaginedSource(Here):
                 "gamma_step": settings.algorithm.gamma_step,
             },
         )
-        how: dict[str, Any] = {"holder": f"train {config.recipe}: imagination", "wait_s": config.lease_wait_s}
+        holder, wait_s = f"train {config.recipe}: imagination", config.lease_wait_s
         device = simulation(env, config.num_envs, autoreset="same_step")
-        opened_env = self._stack.enter_context(opened(device, **how))
+        opened_env = self._stack.enter_context(opened(device, holder=holder, wait_s=wait_s))
         self._version += 1
         options = chunk_options(config, "")
         options["seed"] += 1000 * self._version
