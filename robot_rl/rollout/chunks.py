@@ -78,20 +78,6 @@ class ChunkSource(Here):
             sample = self._policy.sample(encoded, mode="explore", record=True, generator=self._generator)
         return sample, self._env.step_chunk(actions_for(self._env, sample.actions), self._n_exec, active)
 
-    def _log(self, executed: Sequence[ChunkStep]) -> int:
-        """Counts what was executed, and returns its control steps."""
-        return self.episodes.add_turns(
-            [
-                {
-                    "reward": done.reward.sum(axis=1),
-                    "ended": ended(done),
-                    "steps": done.valid.sum(axis=1),
-                    **{name: done.infos[name] for name in LOGGED if name in done.infos},
-                }
-                for done in executed
-            ]
-        )
-
     def _worth(self, done: ChunkStep) -> dict[str, Tensor]:
         """Returns what a chunk was worth and led to: fields of a `Rollout`, (N, ...) each."""
         reward, valid, terminated = (
@@ -149,19 +135,20 @@ class RolloutSource(ChunkSource):
         if self._obs is None:
             self._obs, _ = self._env.reset(seed=self._seed)
         version, memory = self._weights.refresh(published), self._memory
-        obs, executed = self._tensors(self._obs), list[ChunkStep]()
+        obs, source, turns = self._tensors(self._obs), "sim", list[dict[str, Any]]()
         for t in range(self._decisions):
             sample, done = self._execute(obs)
             assert sample.chain is not None, "a policy that records returns its chain"
             if memory is None:
                 memory = Rollout.allocate(obs, sample.chain, self._decisions)
             memory.put(t, obs, sample.chain, self._led_to(done), **self._worth(done))
-            executed.append(done)
+            turns.append(_logged(done))
+            source = done.infos.get("source", source)
             self._obs, obs = done.obs, self._tensors(done.obs)
         assert memory is not None, "there is a decision"
         self._memory = None if self._travels else memory
-        memory.num_steps, memory.policy_version = self._log(executed), version
-        memory.source = executed[0].infos.get("source", "sim")
+        memory.num_steps, memory.policy_version = self.episodes.add_turns(turns), version
+        memory.source = source
         return memory
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,7 +207,7 @@ class GroupSource(ChunkSource):
             chain=_joined([sample.chain for sample in samples]),
             next_obs=_stacked([self._led_to(done) for done in executed]),
             **worth,
-            num_steps=self._log(executed),
+            num_steps=self.episodes.add_turns([_logged(done) for done in executed]),
             policy_version=self._weights.version,
             source=executed[0].infos.get("source", "sim"),
         )
@@ -237,6 +224,16 @@ class GroupSource(ChunkSource):
 def ended(done: ChunkStep) -> Array:
     """Returns which episodes ended, (N,)."""
     return done.terminated | done.truncated
+
+
+def _logged(done: ChunkStep) -> dict[str, Any]:
+    """Returns what the figures of the episodes need of a chunk: a turn of `EpisodeLog.add_turns`."""
+    return {
+        "reward": done.reward.sum(axis=1),
+        "ended": ended(done),
+        "steps": done.valid.sum(axis=1),
+        **{name: done.infos[name] for name in LOGGED if name in done.infos},
+    }
 
 
 def _stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

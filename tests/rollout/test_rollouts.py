@@ -1,6 +1,7 @@
 """Rollouts of the counting env: what was decided where, what it was worth, and exact resume."""
 
 import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,23 @@ def test_every_rollout_is_in_the_same_memory_unless_it_travels() -> None:
     kept = first.obs["state"].clone()
     assert places(away.collect(offered())) != places(first)
     assert first.obs["state"].equal(kept)
+
+
+def test_of_earlier_decisions_no_observation_is_kept() -> None:
+    alive: list[int] = []
+
+    class Watched(FakeEnv):
+        def step_chunk(self, actions: Any, n_exec: int, active: Any = None) -> Any:
+            alive.append(sum(seen() is not None for seen in shown))
+            done = super().step_chunk(actions, n_exec, active)
+            final = [done.infos["final_obs"]] if "final_obs" in done.infos else []
+            shown.extend(weakref.ref(part["state"]) for part in (done.obs, *final))
+            return done
+
+    shown: list[Any] = []
+    make_source(Watched(2, truncate_after=5), decisions=8).collect(offered())
+    assert len(shown) == 8 + 4  # every second chunk ends the episodes
+    assert max(alive) <= 2  # of the newest chunk, and the final one
 
 
 def test_tensors_of_an_env_make_the_same_rollout_and_one_copy_to_the_host() -> None:
