@@ -8,7 +8,7 @@ B envs, A action dim.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -258,11 +258,10 @@ class EpisodeLog:
 
         What is on a device is fetched in one copy, after the last turn.
 
-        Args: turns: `reward`, `ended`, perhaps `steps`, and what there is of `LOGGED`, (N,) each.
+        Args: turns: `reward`, `ended`, perhaps `steps`, and what each has of `LOGGED`, (N,) each.
         """
         total = 0
-        for turn in _on_host(turns):
-            row = dict(turn)
+        for row in _on_host(turns):
             reward, ended, steps = row.pop("reward"), row.pop("ended"), row.pop("steps", 1)
             self.add(reward, ended, row, steps=steps)
             total += int(np.sum(np.broadcast_to(steps, len(reward))))
@@ -323,21 +322,18 @@ class EpisodeLog:
         self.overflows = state.get("overflows")  # not in older checkpoints
 
 
-def _on_host(turns: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yields turns in numpy arrays; float64 has all their numbers."""
-    names = [name for name, value in turns[0].items() if isinstance(value, Tensor)]
-    if not names:
-        yield from turns
-        return
-    whole = torch.stack([torch.stack([turn[name].double() for name in names]) for turn in turns])
-    for turn, numbers in zip(turns, to_numpy(whole), strict=True):
-        found = dict(zip(names, numbers, strict=True))
-        for name, value in found.items():
-            kind: Any = turn[name].dtype
-            found[name] = (
-                value if kind.is_floating_point else value.astype(bool if kind == torch.bool else int)
-            )
-        yield {**turn, **found}
+def _on_host(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns turns in numpy arrays; a turn may lack what others have. float64 has all their numbers."""
+    rows = [dict(turn) for turn in turns]
+    places = [(row, name) for row in rows for name, value in row.items() if isinstance(value, Tensor)]
+    if not places:
+        return rows
+    whole = to_numpy(torch.stack([row[name].double() for row, name in places]))
+    for (row, name), numbers in zip(places, whole, strict=True):
+        kind: Any = row[name].dtype
+        is_whole = not kind.is_floating_point
+        row[name] = numbers.astype(bool if kind == torch.bool else int) if is_whole else numbers
+    return rows
 
 
 def _starts(infos: Mapping[str, Any]) -> Array | None:

@@ -200,6 +200,27 @@ def test_several_turns_are_logged_as_one_after_another(kind: Any) -> None:
     }
 
 
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_a_turn_may_lack_what_others_have(kind: Any) -> None:
+    # One action was limited in the first turn and two in the last; both rows end there, of class 1.
+    log = EpisodeLog(2, ("own", "near"))
+    nothing = {"reward": [1.0, 2.0], "ended": [False, False]}
+    last = {"ended": [True, True], "success": [True, False], "limited": [True, True], "reset_class": [1, 1]}
+    turns = [{**nothing, "limited": [True, False]}, nothing, {**nothing, **last}]
+    given = [{name: kind(value) for name, value in turn.items()} for turn in turns]
+    with reads_back() as reads:
+        assert log.add_turns(given) == 6
+    assert len(reads) == (kind is torch.tensor)
+    assert log.take() == {
+        "episodes": 2.0,
+        "safety_clamps": 3.0,
+        "return": 4.5,  # 3 and 6
+        "length": 3.0,
+        "success": 0.5,
+        **{"episodes_near": 2.0, "success_near": 0.5},
+    }
+
+
 def test_the_log_of_another_process_is_merged() -> None:
     theirs, ours, nothing = EpisodeLog(1), EpisodeLog(0), np.zeros(1, bool)
     for number in range(4):  # two episodes of two steps; the third step diverged
