@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from robot_rl.core.errors import ConfigError, ModelError
 from robot_rl.core.registry import resolve, table
+from robot_rl.policies.networks import initialise
 from robot_rl.sim.backends.backend import View
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.task import Task, state_quantities
@@ -117,10 +118,19 @@ class ClassifierOutcome(nn.Module):
 
     kind = "classifier"
 
-    def __init__(self, state_dim: int, channels: int = 0, *, vote: float = 0.6) -> None:
-        """Args: channels: C of a code, 0 without pictures; vote: share of networks that must see success."""
+    def __init__(self, state_dim: int, channels: int = 0, *, vote: float = 0.6, seed: int = 0) -> None:
+        """Draws the weights.
+
+        Args:
+            state_dim: S.
+            channels: C of a code, 0 without pictures.
+            vote: share of networks that must see success.
+            seed: of the weights; torch's global generator stays as it is.
+        """
         super().__init__()
-        self.networks = nn.ModuleList(Judge(state_dim, channels) for _ in range(_NETWORKS))
+        with torch.random.fork_rng(devices=[]):  # constructors of layers draw from the global one
+            self.networks = nn.ModuleList(Judge(state_dim, channels) for _ in range(_NETWORKS))
+        initialise(self.networks, torch.Generator().manual_seed(seed))
         self.register_buffer("centre", torch.zeros(state_dim))
         self.register_buffer("scale", torch.ones(state_dim))
         self.register_buffer("vote", torch.tensor(vote, dtype=torch.float64))
@@ -208,7 +218,7 @@ def outcome_of(
         kind: `predicate` or `classifier`, or None for the first that fits.
         codes: (N, C, h, w), of the pictures, if the model has any: classifiers see them too.
         vote: share of the classifiers that must see success.
-        seed: of the classifiers' batches.
+        seed: of the classifiers' first weights and batches.
 
     Raises:
         ConfigError: the predicate was asked for and cannot be used, or there is no success to learn from.
@@ -228,7 +238,7 @@ def outcome_of(
             if kind is not None:
                 raise
     channels = 0 if codes is None else codes.shape[1]
-    classifier = ClassifierOutcome(history.state.shape[1], channels, vote=vote)
+    classifier = ClassifierOutcome(history.state.shape[1], channels, vote=vote, seed=seed)
     classifier.fit(history, codes, seed=seed)
     return classifier
 

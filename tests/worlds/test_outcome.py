@@ -1,10 +1,12 @@
 """Who sees success in a predicted state."""
 
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -51,6 +53,26 @@ def test_classifiers_learn_success_from_recorded_states(history: History) -> Non
     judged = agreement(found, history)
     assert judged["precision"] > 0.8
     assert judged["recall"] > 0.9
+
+
+@pytest.mark.parametrize("channels", [0, 2])
+def test_classifiers_of_one_seed_are_the_same_and_leave_the_global_generator_alone(channels: int) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = ClassifierOutcome(4, channels, seed=3)
+    assert torch.get_rng_state().equal(before)
+    torch.manual_seed(2)
+    same, other = (state_of(ClassifierOutcome(4, channels, seed=seed)) for seed in (3, 4))
+    for name, value in state_of(first).items():
+        assert same[name].equal(value), name
+        assert other[name].equal(value) == (not name.startswith("networks")), name
+
+
+def test_an_outcome_repeats(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClassifierOutcome, "fit", partialmethod(ClassifierOutcome.fit, updates=3))
+    first, same, other = (state_of(outcome_of(history, None, seed=seed)) for seed in (3, 3, 4))
+    assert all(same[name].equal(value) for name, value in first.items())
+    assert not all(other[name].equal(value) for name, value in first.items())
 
 
 class Line(nn.Module):
