@@ -14,6 +14,7 @@ from robot_rl.core.errors import ConfigError, DatasetError, nearest, require
 from robot_rl.core.files import at_home, read_json, write_json
 from robot_rl.core.room import check_room
 from robot_rl.sim.config import EnvConfig
+from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.worlds.config import ServedConfig, WorldSettings
 
 if TYPE_CHECKING:
@@ -502,10 +503,13 @@ def _print(folder: Path, world: World) -> dict[str, Any]:
         f"version {report.version}, {report.episodes} episodes, {report.real_steps:,} real control steps; "
         f"{size.members} members, strides of {size.stride} control steps, success by {world.outcome.kind}"
     )
-    if report.false_success is not None:
-        print(f"replayed real failures that succeed: {report.false_success:.0%} of {failures}")
-    if report.missed_success is not None:
-        print(f"replayed real successes that fail: {report.missed_success:.0%} of {successes}")
+    for what, share, number in (
+        ("failures that succeed", report.false_success, failures),
+        ("successes that fail", report.missed_success, successes),
+    ):
+        if share is not None:
+            low, high = wilson_interval(share * number, number)
+            print(f"replayed real {what}: {share:.0%} of {number} (95 % interval {low:.0%} to {high:.0%})")
     if report.shift is not None:
         print(f"disagreement about newer episodes: {report.shift:.2f} times that of the third split")
     print(f"device {spec.name}: {spec.labels['trust']}")

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -222,5 +223,7 @@ def test_the_report_shows_the_bill(folder: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     real = f"version 1: {world.history.steps:,} real control steps behind it"
     assert f"{real}, 1,234 imagined (evaluate b 34, train a seed 0 1,200)" in shown
+    failed = world.report.replayed[0]
+    assert re.search(rf"failures that succeed: \d+% of {failed} \(95 % interval \d+% to \d+%\)", shown)
     (own,) = json.loads(shown.splitlines()[-1])["bills"]
     assert own["imagined"] == {"evaluate b": 34, "train a seed 0": 1200}
