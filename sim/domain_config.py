@@ -43,8 +43,9 @@ class DomainConfig:
     """With `curriculum`: largest virtual force that pulls the task's thing to its goal, which is withdrawn as
     the ranges widen. Evaluation has none."""
     curriculum: bool = False
-    """Widen all ranges step by step while training succeeds, and narrow them when it fails; evaluation,
-    demonstrations and whole-episode sources have the full ranges. Without it, so has training."""
+    """Widen all ranges, and those of `env.looks`, step by step while training succeeds, and narrow them when
+    it fails; evaluation, demonstrations and whole-episode sources have the full ranges. Without it, so has
+    training."""
     scale: float = 0.0
     """Of the curriculum's beginning: 0 is no difference, 1 the full ranges."""
     step: float = 0.01

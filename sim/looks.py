@@ -53,11 +53,11 @@ class Look(Term):
     beyond: bool = False
     """Whether changes are between `most` and twice that."""
 
-    def draw(self, nominal: Array, rng: EpisodeRng) -> Array:
+    def draw(self, nominal: Array, rng: EpisodeRng, scale: float = 1.0) -> Array:
         xp, rows = namespace(rng.key), rng.uniform(-1.0, 1.0, size=len(self.most))
         if self.beyond:
             rows = xp.where(rows < 0, rows - 1.0, rows + 1.0)
-        change = rows * like(self.most, rows)
+        change = scale * rows * like(self.most, rows)
         if self.how == "turn":
             half = xp.concat([xp.ones_like(change[:, :1]), 0.5 * change], axis=1)
             half = half / xp.sqrt((half * half).sum(axis=1))[:, None]

@@ -24,8 +24,11 @@ class Term:
     component: int | None = None
     """Which column to write; all of them if None."""
 
-    def draw(self, nominal: Array, rng: EpisodeRng) -> Array:
-        """Returns new values (B, k) for `rng.num_rows` simulations, given those of the model (k,)."""
+    def draw(self, nominal: Array, rng: EpisodeRng, scale: float = 1.0) -> Array:
+        """Returns new values (B, k) for `rng.num_rows` simulations, given those of the model (k,).
+
+        Args: scale: share of the change that is made: 0 leaves the model's.
+        """
         raise NotImplementedError
 
 
@@ -41,11 +44,13 @@ class Vary(Term):
         if not self.low <= self.high:
             raise ModelError(f"vary {self.field} of {self.element}: low {self.low} is above high {self.high}")
 
-    def draw(self, nominal: Array, rng: EpisodeRng) -> Array:
+    def draw(self, nominal: Array, rng: EpisodeRng, scale: float = 1.0) -> Array:
         value = rng.uniform(self.low, self.high)
         if self.how == "scale":
-            return value * nominal
-        return namespace(value).broadcast_to(value, (rng.num_rows, len(nominal)))
+            new = value * nominal
+        else:
+            new = namespace(value).broadcast_to(value, (rng.num_rows, len(nominal)))
+        return new if scale == 1.0 else nominal + scale * (new - nominal)
 
 
 class Randomizer:
@@ -98,11 +103,11 @@ class Randomizer:
         if _DERIVED & self._fields.keys():
             self._backend.recompute_constants(self._backend.xp.arange(self._backend.num_sims))
 
-    def apply(self, ids: Array, rng: EpisodeRng) -> None:
-        """Draws and writes every term for the given simulations."""
+    def apply(self, ids: Array, rng: EpisodeRng, scale: float = 1.0) -> None:
+        """Draws and writes every term for the given simulations; `scale` is that of `Term.draw`."""
         for term, row, nominal in self._terms:
             columns, target = _columns(term), self._target(term, nominal)
-            assign(target, (ids, row, columns), term.draw(nominal, rng)[:, columns])
+            assign(target, (ids, row, columns), term.draw(nominal, rng, scale)[:, columns])
         if _DERIVED & self._fields.keys():
             self._backend.recompute_constants(ids)
 

@@ -367,7 +367,7 @@ class SimVectorEnv(VectorEnv):
         self.backend.clear(ids)
         starts = self._starts
         own, drawn = (ids, episodes) if starts is None else starts.begin(ids, seed, episodes)
-        self._looks.apply(ids, EpisodeRng(seed, episodes, stream=Stream.LOOKS))
+        self._looks.apply(ids, EpisodeRng(seed, episodes, stream=Stream.LOOKS), self._domain.scale)
         rng = EpisodeRng(self._seed[own], drawn)
         if len(own):
             self._randomizer.apply(own, rng)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.config import Looks
+from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.looks import Look, scene_and_looks
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -93,3 +94,24 @@ def test_a_change_by_hand() -> None:
     # u in [-1, 1) becomes u + sign(u): between once and twice the most.
     expected = np.array([3.0, 4.0]) + (unit + np.sign(unit)) * [0.5, 0.0]
     np.testing.assert_allclose(term.draw(np.array([3.0, 4.0]), rng), expected)
+
+
+def test_a_curriculum_widens_what_is_seen() -> None:
+    """At a scale of 0 the scene looks as it is, at 0.5 lights and cameras are half as far off as at 1."""
+
+    def drawn(**domain: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        config = EnvConfig(task="pick_cube", num_threads=1, looks="varied", domain=DomainConfig(**domain))
+        env = SimVectorEnv(config, 4, autoreset="same_step")
+        env.reset(seed=3)
+        parts, models = list[NDArray[Any]](), list[NDArray[Any]]()
+        for field, element in (("light_pos", "light_0"), ("cam_pos", "left"), ("geom_rgba", "cube")):
+            row, nominal = env.backend.locate(field, element)
+            found = env.backend.expand(field).reshape(4, -1, len(nominal))[:, row]
+            parts.append(found)
+            models.append(np.broadcast_to(nominal, found.shape))
+        return np.concatenate(parts, axis=1), np.concatenate(models, axis=1)
+
+    full, model = drawn()
+    assert np.abs(full - model).max() > 0.05
+    for scale in (0.0, 0.5, 1.0):
+        np.testing.assert_allclose(drawn(curriculum=True, scale=scale)[0], model + scale * (full - model))
