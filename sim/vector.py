@@ -21,7 +21,7 @@ from robot_rl.core.arrays import Array, Kind, assign, copied, like, to_numpy
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.language import INSTRUCTION, encode_text
 from robot_rl.core.machine import usable_cores
-from robot_rl.core.names import ENVIRONMENT, PRIVILEGED, chosen
+from robot_rl.core.names import ENVIRONMENT, PRIVILEGED, chosen, without_past
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.hal.safety import SafetyEnvelope
@@ -569,8 +569,8 @@ class SimVectorEnv(VectorEnv):
 
 def _check_present(config: EnvConfig) -> None:
     """Refuses the past in the state."""
-    past = [name for name in config.state if name not in config.without_past().state]
-    if past:
+    present = without_past(config.state)
+    if past := [name for name in config.state if name not in present]:
         raise ConfigError(
             f"env.state: got {past[0]!r}, which is of the past; allowed here: elements of the present. "
             "`robot-rl` and `robot_rl.rollout.envs.make_env` show the past of simulations, an arm and "
