@@ -11,6 +11,7 @@ from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.config import Looks
 from robot_rl.sim.domain_config import DomainConfig
 from robot_rl.sim.looks import Look, scene_and_looks
+from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
@@ -94,6 +95,15 @@ def test_a_change_by_hand() -> None:
     # u in [-1, 1) becomes u + sign(u): between once and twice the most.
     expected = np.array([3.0, 4.0]) + (unit + np.sign(unit)) * [0.5, 0.0]
     np.testing.assert_allclose(term.draw(np.array([3.0, 4.0]), rng), expected)
+
+
+def test_a_share_of_a_drawn_number_by_hand() -> None:
+    """Half of the way from a mass of 4 to the drawn 6 is 5; from a friction of 0.5 to 0.9, 0.7."""
+    rng = EpisodeRng([1, 2], [0, 0])
+    scaled = Vary(field="body_mass", element="x", low=1.5, high=1.5)
+    np.testing.assert_allclose(scaled.draw(np.array([4.0]), rng, 0.5), [[5.0], [5.0]])
+    given = Vary(field="geom_friction", element="x", low=0.9, high=0.9, how="set")
+    np.testing.assert_allclose(given.draw(np.array([0.5]), rng, 0.5), [[0.7], [0.7]])
 
 
 def test_a_curriculum_widens_what_is_seen() -> None:
