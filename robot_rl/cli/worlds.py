@@ -39,6 +39,7 @@ Usage: robot-rl worlds fit data=<dataset>[,<dataset>...] out=<folder> [env.<sett
                            [seed=0] [device=cpu] [torch_threads=1] [lease_wait_s=0] [--json]
        robot-rl worlds fit data=<dataset> out=<folder> served.id=<module>:<function> [served.python=<path>]
                            [served.settings.<name>=...] [served.timeout_s=60] [served.rows=256]
+                           [images.cameras=<name>,...]
        robot-rl worlds audit world=<folder> [data=<newer dataset>,...] [--json]
        robot-rl worlds imagine world=<folder> policy=<run or policy> [episodes=100] [video=2] [seed=0]
                                [settings.<name>=...] [--json]
@@ -54,7 +55,8 @@ fit      learns how the state of an env goes on from recorded episodes: of `robo
          pictures.png has held-out episodes, real and predicted. What a policy sees of the state is given as
          it was collected: env.state=joint,tool.
          With served.id= nothing is learned: a model of others, in a process of its own Python, is calibrated
-         and judged in the same way, and then imagines as ours do. docs/worlds.md shows one of 15 lines.
+         and judged in the same way, and then imagines as ours do; with images.cameras= its pictures, too.
+         docs/worlds.md shows one of 15 lines.
 audit    measures the model again; with data=, whether it is surprised by newer real episodes.
 imagine  plays a policy in the model and in the env that it imitates, from the same starts, and notes the
          difference. video= films that many episodes of both, next to each other.
@@ -103,8 +105,6 @@ class FitCommand(WorldSettings):
         require(bool(self.data), "data", list(self.data), "folders of datasets")
         if self.served.id is not None:
             require(not self.curve, "curve", self.curve, "false with served.id: nothing is fitted")
-            cameras = self.images.cameras
-            require(not cameras, "images.cameras", list(cameras), "none with served.id: nothing is fitted")
         require(self.curve_error > 0, "curve_error", self.curve_error, "above 0")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
@@ -179,13 +179,12 @@ def _fit(words: list[str]) -> Outcome:
         )
         if options.curve:
             needed = _curve(history, real, options, out, display)
-        if options.served.id is None:
-            check_enough(history, options.model.stride, curve=needed and needed.words())
-        _keep_settings(out, options)
         if options.served.id is not None:
             display.message(f"measures {options.served.id}, in a process of its own")
             world, played = adopted(history, real, options, options.served, seed=options.seed)
         else:
+            check_enough(history, options.model.stride, curve=needed and needed.words())
+            _keep_settings(out, options)
             world, played = _learned(history, real, options, out, display)
     world.save(out)
     enter(out)
@@ -411,7 +410,7 @@ def _film(world: World, options: ShowCommand) -> Generator[Any]:
         yield None
         return
     if world.images is not None:
-        yield CameraFilm(world.images.config.cameras[0], options.video)
+        yield CameraFilm(world.images.cameras[0], options.video)
         return
     require(world.env.kind == "sim", "video", options.video, "0 but with a task of ours")
     with _simulations(world, options.video, options.lease_wait_s) as env:
@@ -497,6 +496,8 @@ def _print(folder: Path, world: World) -> dict[str, Any]:
     if report.pictures:
         rows = [{name: f"{value:.3g}" for name, value in row.items()} for row in report.pictures]
         console.print(table_of(rows, "pictures, likewise: mean absolute error in levels of 255, PSNR in dB"))
+    if world.images is not None and world.images.num_members == 1:
+        print("pictures have one member, so none disagree: states alone say where imagined episodes are cut")
     failures, successes = report.replayed
     size = world.model.config
     print(

@@ -21,9 +21,9 @@ from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.env import ImaginedConfig, WorldEnv
 from robot_rl.worlds.fit import open_loop
 from robot_rl.worlds.history import AUDIT, CALIBRATION, Array, History, Windows
-from robot_rl.worlds.images.model import Images
+from robot_rl.worlds.images.pictures import Pictures
 from robot_rl.worlds.images.play import picture_rows, play_pictures
-from robot_rl.worlds.outcome import Outcome
+from robot_rl.worlds.outcome import Outcome, PredicateOutcome
 from robot_rl.worlds.saved import World
 from robot_rl.worlds.trust import TrustReport, depth_rows, reasons_against
 
@@ -39,7 +39,7 @@ def measured(
     horizon: int,
     limits: TrustConfig,
     version: int,
-    images: Images | None = None,
+    images: Pictures | None = None,
 ) -> tuple[World, list[Played]]:
     """Returns a fitted model with its calibration and its trust report, and the play behind it.
 
@@ -77,13 +77,17 @@ def measured(
 
 
 def _judged_pictures(
-    images: Images, model: Dynamics, history: History, limits: TrustConfig
+    images: Pictures, model: Dynamics, history: History, limits: TrustConfig
 ) -> list[dict[str, float]]:
-    """Finds the gate of pictures on the second split; returns what the third one says of them, by depth."""
-    scaled = play_pictures(images, model, history, history.split(CALIBRATION))
-    gate = [np.quantile(found.disagreement, limits.gate) for found in scaled]
-    images.depths = np.array([found.depth for found in scaled], float)
-    images.gate = np.maximum.accumulate(np.array(gate))
+    """Finds the gate of pictures on the second split; returns what the third one says of them, by depth.
+
+    One member has no gate: there is none to disagree with.
+    """
+    if images.num_members > 1:
+        scaled = play_pictures(images, model, history, history.split(CALIBRATION))
+        gate = [np.quantile(found.disagreement, limits.gate) for found in scaled]
+        images.depths = np.array([found.depth for found in scaled], float)
+        images.gate = np.maximum.accumulate(np.array(gate))
     return picture_rows(images, history, play_pictures(images, model, history, history.split(AUDIT)))
 
 
@@ -105,6 +109,8 @@ def replayed(world: World, episodes: Array) -> tuple[Array, Array]:
     Returns:
         Whether each real success (n,) succeeds there, and each real failure (m,).
     """
+    if world.outcome.kind == PredicateOutcome.kind:
+        world = replace(world, images=None)  # it reads states alone
     history = world.history
     truth = history.solved()[episodes]
     found = np.zeros(len(episodes), bool)

@@ -22,6 +22,7 @@ from robot_rl.worlds.fit import Fitter, bodies_in, check_enough, new_model
 from robot_rl.worlds.history import TRAIN, History
 from robot_rl.worlds.images.fit import ImageFitter, new_images
 from robot_rl.worlds.images.model import Images
+from robot_rl.worlds.images.served import ServedImages
 from robot_rl.worlds.outcome import outcome_of
 from robot_rl.worlds.saved import World
 from robot_rl.worlds.served import Served
@@ -181,18 +182,23 @@ def adopted(
 ) -> tuple[World, list[Played]]:
     """Calibrates and audits a model of others, as `fitted` does ours; nothing is learned.
 
+    Args: settings: with `images.cameras` pictures, too, are judged and shown, which `history` must have.
+
     Raises:
-        DatasetError: too few episodes.
-        ConfigError: no such model, or one of something else.
+        DatasetError: too few episodes, or pictures of another size than the model's.
+        ConfigError: no such model, or one of something else, or without these cameras.
         ModelError: it fails.
     """
-    model = Served(served, real.meta)
+    model, cameras = Served(served, real.meta), settings.images.cameras
+    images = ServedImages(model.channel, cameras) if cameras else None
     check_enough(history, model.config.stride)
     model.fit_scales(history, history.split(TRAIN))
-    outcome = outcome_of(history, settings.outcome, vote=settings.outcome_vote, seed=seed)
-    return measured(
-        model, outcome, history, env=real.env, horizon=real.horizon, limits=settings.trust, version=1
-    )
+    if images is not None:
+        images.read(history)
+    codes = None if images is None else images.codes
+    outcome = outcome_of(history, settings.outcome, codes=codes, vote=settings.outcome_vote, seed=seed)
+    how: dict[str, Any] = {"limits": settings.trust, "version": 1, "images": images}
+    return measured(model, outcome, history, env=real.env, horizon=real.horizon, **how)
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:

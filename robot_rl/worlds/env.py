@@ -43,6 +43,8 @@ from robot_rl.worlds.trust import samples_blind
 
 _BLOCK = 32
 """Rows that a model sees at once are a multiple: a row is then the same alone and among others."""
+_AGREED = 1e-9
+"""Least limit of the disagreement about pictures, of members that never differed."""
 _GATES = "true, false, disagreement or samples"
 _WORST = 1e4
 """Largest distance of a state element from its mean, in deviations: beyond it a prediction is lost."""
@@ -157,7 +159,7 @@ class WorldEnv(VectorEnv):
         mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": mode, "render_modes": [], "render_fps": int(meta.control_hz)}
         images = self.world.images
-        set_spaces(self, {} if images is None else dict.fromkeys(images.config.cameras, images.size))
+        set_spaces(self, {} if images is None else dict.fromkeys(images.cameras, images.size))
         self._easel = None if images is None else Easel(images, num_envs, noise=self.config.noise)
         self._starts = Starts(self.world.history, self.config.starts, stride=self.stride)
         self._centre, self._unit = (np.asarray(t.cpu()) for t in (model.centre, model.spread_of_states))
@@ -307,7 +309,7 @@ class WorldEnv(VectorEnv):
         }
         found = easel.advance(ids, facts, (self._member[ids], self._seed[ids], self._episode[ids]))
         depth = self._depth[ids] + 1
-        scale = self._gate_limit(depth) / easel.images.limit(depth)
+        scale = self._gate_limit(depth) / np.maximum(easel.images.limit(depth), _AGREED)
         return easel.codes(ids), np.maximum(uncertainty, found * scale)
 
     def _predicted(self, ids: Array) -> tuple[Array, Array, Array]:
@@ -471,6 +473,6 @@ def begun_as(world: World, obs: Obs) -> dict[str, Any]:
     """Returns the options of a reset that begins episodes in what was observed of real envs (B, ...)."""
     options: dict[str, Any] = {"observed": np.asarray(obs["state"])}
     if world.images is not None:
-        cameras = world.images.config.cameras
+        cameras = world.images.cameras
         options["codes"] = world.images.encode({name: np.asarray(obs[f"{name}.rgb"]) for name in cameras})
     return options

@@ -28,6 +28,8 @@ from robot_rl.worlds.diffusion import Learned, untrained
 from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.history import History
 from robot_rl.worlds.images.model import Images
+from robot_rl.worlds.images.pictures import Pictures
+from robot_rl.worlds.images.served import ServedImages
 from robot_rl.worlds.inventory import HEAD, REMEDY, changing, check_same, env_of, head_of
 from robot_rl.worlds.outcome import ClassifierOutcome, Outcome, PredicateOutcome, state_of
 from robot_rl.worlds.served import Served
@@ -52,7 +54,7 @@ class World:
     """The real experience behind it; imagined episodes begin there."""
     limits: TrustConfig
     report: TrustReport
-    images: Images | None = None
+    images: Pictures | None = None
     """The picture part, where the model has one."""
     folder: Path | None = None
     """Where it is on the disk: what is imagined is billed there. None: in memory alone."""
@@ -132,9 +134,9 @@ def load_world(folder: str | Path, *, device: str = "cpu") -> World:
             calibration = Calibration.of({name: arrays[name] for name in arrays.files})
         with np.load(path / "history.npz") as arrays:
             history = History(meta=meta, **{name: arrays[name] for name in arrays.files})
-        images = _images(head.get("images"), head["model"], meta, path)
+        images = _images(head.get("images"), model, meta, path)
         outcome = _outcome(head["outcome"], meta, images, path)
-    except ConfigError:
+    except (CheckpointError, ConfigError):
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged: {error}. {REMEDY}") from error
@@ -163,26 +165,34 @@ def _model(sizes: dict[str, Any], meta: EpisodesMeta) -> Learned | Served:
 
 
 def _images(
-    sizes: dict[str, Any] | None, model: dict[str, Any], meta: EpisodesMeta, folder: Path
-) -> Images | None:
+    sizes: dict[str, Any] | None, model: Learned | Served, meta: EpisodesMeta, folder: Path
+) -> Pictures | None:
     """Returns the picture part that `to_json` described, with what was learned and measured."""
     if sizes is None:
         return None
-    height, width = sizes["size"]
-    images = Images(
-        build(ImagesConfig, sizes["config"]),
-        (height, width),
-        stride=int(model["stride"]),
-        state_dim=len(meta.state_names),
-        action_dim=len(meta.action_names),
-    )
+    if isinstance(model, Served):
+        images = ServedImages(model.channel, sizes["cameras"])
+        if (shown := plain(images.to_json())) != sizes:
+            raise CheckpointError(
+                f"{model.channel.at}: the model says {shown}, but {sizes} was measured. Serve that again, or "
+                "measure this one under another version: robot-rl worlds fit served.id=... out=<folder>."
+            )
+    else:
+        height, width = sizes["size"]
+        images = Images(
+            build(ImagesConfig, sizes["config"]),
+            (height, width),
+            stride=model.config.stride,
+            state_dim=len(meta.state_names),
+            action_dim=len(meta.action_names),
+        )
     images.load_state_dict(load_file(folder / "images.safetensors"))
     with np.load(folder / "images.npz") as arrays:
         images.codes, images.depths, images.gate = (arrays[name] for name in images.arrays())
     return images
 
 
-def _outcome(kind: str, meta: EpisodesMeta, images: Images | None, folder: Path) -> Outcome:
+def _outcome(kind: str, meta: EpisodesMeta, images: Pictures | None, folder: Path) -> Outcome:
     if kind == PredicateOutcome.kind:
         return PredicateOutcome(meta.task, meta.robot, meta.state_names)
     channels = 0 if images is None else images.codes.shape[1]

@@ -1,12 +1,13 @@
-"""Serves a model of dynamics to `served.Served`, as a program of another Python.
+"""Serves a model of dynamics, and of pictures, to `channel.Channel`, as a program of another Python.
 
 It needs numpy and Python 3.9, and imports nothing of robot_rl. Messages on the pipe are JSON:
 
     host: protocol, model, settings, task, state_names, ...   ours: the model's description, or an error
     host: where each array lies in the shared memory          ours: empty
-    host: how many rows to predict, again and again           ours: empty; the arrays hold the answer
+    host: "<method> <rows>", again and again                  ours: empty; the arrays hold the answer
 
-docs/worlds.md shows a model.
+Methods are `predict`, and of a model with cameras `encode`, `decode` and `predict_codes`; docs/worlds.md has
+them. The pictures of a camera are the array `<camera>.rgb`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,19 @@ from typing import Any
 
 import numpy as np
 
-PROTOCOL = 1
+PROTOCOL = 2
+PICTURE = ".rgb"
+"""Behind the name of a camera: the array of its pictures."""
 ASKED = ("state", "past_state", "past_action", "has_past", "actions", "steps")
 """Arguments of a model's `predict`, by name, with a row for each moment; see `Window` and `Dynamics`."""
+ASKED_CODES = ("now", "past", "reference", "state", "after", "actions", "steps")
+"""Arguments of `predict_codes`, likewise; see `images.pictures.Moments`."""
+BY_MEMBER = ("mean", "std", "codes")
+"""Arrays that have members before rows."""
 DESCRIBES = ("members", "stride", "state_names", "action_names", "version")
 """What a model says of itself."""
+DESCRIBES_PICTURES = ("image_size", "code_shape", "code_members", "encode", "decode", "predict_codes")
+"""What it has, too, if it names `cameras`."""
 
 
 class ServingError(Exception):
@@ -58,18 +67,44 @@ def serve(host: Connection, memory: int) -> None:
     }
     host.send_bytes(b"")
     while True:
-        count = int(host.recv_bytes())
-        asked = {name: arrays[name][:count].copy() for name in ASKED}
-        mean, std = model.predict(**asked)
-        for name, answer in (("mean", mean), ("std", std)):
-            into, answer = arrays[name][:, :count], np.asarray(answer)
-            if answer.shape != into.shape:
-                raise ServingError(
-                    "env",
-                    f"predict: {name} is of shape {answer.shape}, allowed: {into.shape}.",
-                )
-            into[:] = answer
+        method, _, count = host.recv_bytes().decode().partition(" ")
+        _answer(model, method, arrays, int(count))
         host.send_bytes(b"")
+
+
+def _answer(model: Any, method: str, arrays: dict[str, Any], count: int) -> None:
+    """Writes what a method of the model returns for the first rows of the arrays."""
+
+    def given(*names: str) -> dict[str, Any]:
+        return {name: arrays[name][:count].copy() for name in names}
+
+    shown = [name for name in arrays if name.endswith(PICTURE)]
+    if method == "predict":
+        mean, std = model.predict(**given(*ASKED))
+        found = {"mean": mean, "std": std}
+    elif method == "predict_codes":
+        found = {"codes": model.predict_codes(**given(*ASKED_CODES))}
+    elif method == "encode":
+        pictures = given(*shown)
+        found = {"code": model.encode({name[: -len(PICTURE)]: part for name, part in pictures.items()})}
+    else:
+        pictures = model.decode(given("code")["code"])
+        if not isinstance(pictures, dict) or {f"{name}{PICTURE}" for name in pictures} != set(shown):
+            got = ", ".join(map(str, pictures)) if isinstance(pictures, dict) else type(pictures).__name__
+            allowed = ", ".join(name[: -len(PICTURE)] for name in shown)
+            raise ServingError("env", f"decode: returns {got}, allowed: a dict of pictures of {allowed}.")
+        found = {f"{name}{PICTURE}": part for name, part in pictures.items()}
+    for name, answer in found.items():
+        into, answer = arrays[name], np.asarray(answer)
+        into = into[:, :count] if name in BY_MEMBER else into[:count]
+        at = f"{method}: {name} is of"
+        if answer.shape != into.shape:
+            raise ServingError("env", f"{at} shape {answer.shape}, allowed: {into.shape}.")
+        is_right = answer.dtype == np.uint8 if name in shown else answer.dtype.kind in "fiu"
+        if not is_right:
+            allowed = "uint8" if name in shown else "real numbers"
+            raise ServingError("env", f"{at} dtype {answer.dtype}, allowed: {allowed}.")
+        into[:] = answer
 
 
 def _made(name: str, settings: dict[str, Any]) -> Any:
@@ -90,16 +125,25 @@ def _made(name: str, settings: dict[str, Any]) -> Any:
 
 
 def _described(name: str, model: Any) -> dict[str, Any]:
-    missing = [part for part in (*DESCRIBES, "predict") if not hasattr(model, part)]
+    cameras = [str(part) for part in getattr(model, "cameras", ())]
+    needed = (*DESCRIBES, "predict", *(DESCRIBES_PICTURES if cameras else ()))
+    missing = [part for part in needed if not hasattr(model, part)]
     if missing:
-        raise ServingError("config", f"{name} returns a {type(model).__name__} without {', '.join(missing)}.")
-    return {
+        what = f"{type(model).__name__} {'with cameras, ' if cameras else ''}without {', '.join(missing)}"
+        raise ServingError("config", f"{name} returns a {what}.")
+    described: dict[str, Any] = {
         "members": int(model.members),
         "stride": int(model.stride),
         "state_names": [str(part) for part in model.state_names],
         "action_names": [str(part) for part in model.action_names],
         "version": str(model.version),
+        "cameras": cameras,
     }
+    if cameras:
+        described["image_size"] = [int(part) for part in model.image_size]
+        described["code_shape"] = [int(part) for part in model.code_shape]
+        described["code_members"] = int(model.code_members)
+    return described
 
 
 def _main() -> None:

@@ -39,7 +39,7 @@ class TrustReport:
     """How many failures, and successes, were replayed."""
     pictures: list[dict[str, float]] = field(default_factory=lambda: list[dict[str, float]]())
     """By depth: errors of predicted pictures, those of copying the last real one, and rank correlation of the
-    networks' disagreement with the error; empty without pictures."""
+    members' disagreement with the error, if there are several; empty without pictures."""
     disagreement: float = 0.0
     """Median disagreement one stride ahead on the third split, with which newer episodes are compared."""
     shift: float | None = None
@@ -108,7 +108,7 @@ def reasons_against(report: TrustReport, limits: TrustConfig) -> tuple[str, ...]
                 f"its pictures at depth 1 are no better than the last real ones: {row['psnr']:.1f} dB, "
                 f"copying has {row['psnr_of_copying']:.1f}"
             )
-        if row["rank_disagreement"] < limits.min_rank:
+        if row.get("rank_disagreement", 1.0) < limits.min_rank:
             found.append(
                 f"at depth {depth} disagreement about pictures does not rank errors: correlation "
                 f"{row['rank_disagreement']:.2f}, need {limits.min_rank:g}"

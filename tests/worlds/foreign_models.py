@@ -35,7 +35,7 @@ class Point:
             mean = mean[0]
         if self.fault == "nan":
             mean[0, 0, 0] = np.nan
-        return mean, np.full_like(mean, 0.001)
+        return mean, np.full_like(mean, -0.001 if self.fault == "below" else 0.001)
 
 
 def point(fault="", version="1", **own):

@@ -122,14 +122,15 @@ def test_our_model_in_another_process_imagines_the_same_episodes(world: World, t
         ("sleeps", r"did not answer within 0\.5 s \(served\.timeout_s\)"),
         ("raises", r"it raised ValueError: no such scene"),
         ("flat", r"mean is of shape \(2, 4\), allowed: \(3, 2, 4\)"),
-        ("nan", r"a prediction is not finite"),
+        ("nan", r"predict: mean is not finite"),
+        ("below", r"predict: a deviation is below 0"),
     ],
 )
 def test_a_process_that_fails_is_one_clear_error(fault: str, words: str) -> None:
     model = served(fault=fault, timeout_s=0.5 if fault == "sleeps" else 60.0)
     with pytest.raises(ModelError, match=words):
         model.predict(*asked(2))
-    if fault != "nan":
+    if fault not in ("nan", "below"):
         with pytest.raises(ModelError, match="its process has ended"):
             model.predict(*asked(2))
     model.close()
@@ -155,8 +156,8 @@ def test_a_model_of_something_else_is_refused_at_hello(
 
 
 def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robot_rl.worlds.serving.PROTOCOL", 2)
-    with pytest.raises(ConfigError, match="protocol 2, this program has 1"):
+    monkeypatch.setattr("robot_rl.worlds.serving.PROTOCOL", 3)
+    with pytest.raises(ConfigError, match="protocol 3, this program has 2"):
         served()
 
 

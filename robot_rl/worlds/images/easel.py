@@ -11,20 +11,22 @@ import numpy as np
 
 from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.worlds.history import Array, History, stride_before
-from robot_rl.worlds.images.model import Images, Moments
+from robot_rl.worlds.images.model import Images
+from robot_rl.worlds.images.pictures import Moments, Pictures
 
 
 class Easel:
     """Codes and pictures of B envs; see the module."""
 
-    def __init__(self, images: Images, num_envs: int, *, noise: float) -> None:
-        """Args: noise: share of the flow's noise with which codes are drawn; 0: the code that is expected."""
+    def __init__(self, images: Pictures, num_envs: int, *, noise: float) -> None:
+        """Args: noise: share of the flow's noise with which codes are drawn; 0: the code that is expected.
+
+        A model of others draws none: noise is in the state that its next picture follows from.
+        """
         self.images, self._noise = images, noise
         shape = (num_envs, *images.codes.shape[1:])
         self._reference, self._past, self._now = (np.zeros(shape, np.float32) for _ in range(3))
-        self._drawn = {
-            camera: np.zeros((num_envs, *images.size, 3), np.uint8) for camera in images.config.cameras
-        }
+        self._drawn = {camera: np.zeros((num_envs, *images.size, 3), np.uint8) for camera in images.cameras}
         self._is_drawn = np.zeros(num_envs, bool)
 
     @property
@@ -56,9 +58,9 @@ class Easel:
             key: member, seed and episode (n,) of each env: an episode keeps its network and its noise.
         """
         member, seed, episode = key
-        at, own = self._at(ids, facts), member % len(self.images.members)
+        at, own = self._at(ids, facts), member % self.images.num_members
         codes, disagreement = self.images.means(at)
-        if self._noise:
+        if self._noise and isinstance(self.images, Images):
             drawn = EpisodeRng(seed, episode, stream=Stream.PICTURES).normal(at.now[0].size)
             after = self.images.drawn(at, own, (self._noise * drawn).reshape(at.now.shape))
         else:

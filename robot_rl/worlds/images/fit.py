@@ -19,7 +19,8 @@ from robot_rl.worlds.config import ImagesConfig
 from robot_rl.worlds.fit import drawn_windows, rate_left
 from robot_rl.worlds.history import CALIBRATION, TRAIN, Array, History, Windows, stride_before
 from robot_rl.worlds.images.codec import tensor_of
-from robot_rl.worlds.images.model import Images, Moments
+from robot_rl.worlds.images.model import Images
+from robot_rl.worlds.images.pictures import Moments, Pictures
 
 _LOOK_EVERY = 250
 """Updates between two looks at held-out episodes."""
@@ -193,7 +194,7 @@ def new_images(config: ImagesConfig, history: History, *, stride: int, seed: int
     return Images(config, (height, width), stride=stride, seed=seed, **dims)
 
 
-def moments_at(images: Images, history: History, rows: Array, steps: Array, *, after: Array) -> Moments:
+def moments_at(images: Pictures, history: History, rows: Array, steps: Array, *, after: Array) -> Moments:
     """Returns what is known in these rows (B,) of a history, of which `images` has the codes.
 
     Args: steps: (B,), m; after: (B, S), states that are predicted for then.

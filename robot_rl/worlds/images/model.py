@@ -7,43 +7,21 @@ B rows, M networks, C channels over all cameras, h x w cells, S state elements, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.worlds.calibration import gate_at
 from robot_rl.worlds.config import SHRINK, ImagesConfig, check_pixels
 from robot_rl.worlds.history import Array, History
 from robot_rl.worlds.images.codec import Codec, in_blocks
 from robot_rl.worlds.images.flow import Context, LatentFlow, num_facts
-
-_STD_FLOOR = 1e-4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moments:
-    """What the next codes follow from, at B moments."""
-
-    now: Array
-    """(B, C, h, w): codes."""
-    past: Array
-    """(B, C, h, w): a stride before; `now` where the episode is younger."""
-    reference: Array
-    """(B, C, h, w): of each episode's first picture."""
-    state: Array
-    """(B, S)"""
-    after: Array
-    """(B, S): the state that is predicted for the next code, by the model of the state."""
-    actions: Array
-    """(B, k, A)"""
-    steps: Array
-    """(B,): m, how many of the actions are executed."""
+from robot_rl.worlds.images.pictures import STD_FLOOR, Moments, Pictures, disagreement
 
 
-class Images(nn.Module):
+class Images(Pictures):
     """Codec and networks of some cameras."""
 
     def __init__(
@@ -61,11 +39,16 @@ class Images(nn.Module):
         Raises:
             ConfigError: pictures whose sides the codec cannot halve three times, and the networks once.
         """
-        super().__init__()
         check_pixels(size, "images.cameras", "image_size=64,64, or 128,128, when you collect")
-        self.config, self.size, self.stride = config, size, stride
-        self.state_dim, self.action_dim = state_dim, action_dim
         channels = config.channels * len(config.cameras)
+        super().__init__(
+            config.cameras,
+            size,
+            stride=stride,
+            members=config.members,
+            code_shape=(channels, size[0] // SHRINK, size[1] // SHRINK),
+        )
+        self.config, self.state_dim, self.action_dim = config, state_dim, action_dim
         facts = num_facts(stride, state_dim, action_dim)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -74,21 +57,12 @@ class Images(nn.Module):
                 LatentFlow(channels, facts, width=config.width) for _ in range(config.members)
             )
         for name, value in (
-            ("rest", torch.ones(channels, 1, 1)),
             ("state_centre", torch.zeros(state_dim)),
             ("state_spread", torch.ones(state_dim)),
         ):
             self.register_buffer(name, value)
-        self.rest: Tensor
-        """(C, 1, 1): deviation of the change of a code in a stride."""
         self.state_centre: Tensor
         self.state_spread: Tensor
-        self.depths: Array = np.ones(1)
-        """(D,): strides after which `gate` was measured."""
-        self.gate: Array = np.full(1, np.inf)
-        """(D,): the largest disagreement that is believed."""
-        self.codes: Array = np.zeros((0, channels, size[0] // SHRINK, size[1] // SHRINK), np.float16)
-        """(N, C, h, w): those of the history behind the model."""
 
     @property
     def device(self) -> torch.device:
@@ -100,10 +74,6 @@ class Images(nn.Module):
         """Returns the codes (B, C, h, w) of pictures: camera -> (B, height, width, 3) uint8."""
         return np.concatenate([self.codec.encode(pictures[name]) for name in self.config.cameras], axis=1)
 
-    def kept_codes(self, pictures: Mapping[str, Array]) -> Array:
-        """Returns the codes (B, C, h, w) of pictures as `codes` keeps them: float16."""
-        return self.encode(pictures).astype(np.float16)
-
     def decode(self, codes: Array) -> dict[str, Array]:
         """Returns the pictures of codes (B, C, h, w)."""
         parts = np.split(codes, len(self.config.cameras), axis=1)
@@ -114,11 +84,8 @@ class Images(nn.Module):
         """Measures states and changes of codes in these rows (n,) of a history, k steps before others."""
         states = history.state[rows]
         self.state_centre.copy_(torch.from_numpy(states.mean(axis=0)))
-        self.state_spread.copy_(torch.from_numpy(np.maximum(states.std(axis=0), _STD_FLOOR)))
-        some = rows[:: max(1, len(rows) // 4096)]
-        change = self.codes[some + self.stride].astype(np.float32) - self.codes[some].astype(np.float32)
-        rest = np.sqrt((change**2).mean(axis=(0, 2, 3)))
-        self.rest.copy_(torch.from_numpy(np.maximum(rest, _STD_FLOOR))[:, None, None])
+        self.state_spread.copy_(torch.from_numpy(np.maximum(states.std(axis=0), STD_FLOOR)))
+        self.fit_rest(rows)
 
     # Predictions
 
@@ -135,11 +102,7 @@ class Images(nn.Module):
 
     @torch.no_grad()
     def means(self, at: Moments) -> tuple[Array, Array]:
-        """Returns the codes that each network expects (M, B, C, h, w), and their disagreement (B,).
-
-        The disagreement is the root of the mean square, over a code, of the networks' deviation, in units of
-        the change in a stride.
-        """
+        """See `Pictures.means`."""
 
         def predicted(rows: Array) -> Array:
             context = self.context(_some(at, rows))
@@ -147,9 +110,7 @@ class Images(nn.Module):
             return changes.cpu().numpy()
 
         changes = in_blocks(predicted, len(at.steps)).swapaxes(0, 1)
-        spread = changes.std(axis=0, ddof=1)
-        codes = at.now + changes * self.rest.cpu().numpy()
-        return codes, np.sqrt((spread**2).mean(axis=(1, 2, 3)))
+        return at.now + changes * self.rest.cpu().numpy(), disagreement(changes)
 
     @torch.no_grad()
     def drawn(self, at: Moments, member: Array, noise: Array) -> Array:
@@ -175,14 +136,6 @@ class Images(nn.Module):
         member = self.members[number]
         assert isinstance(member, LatentFlow)
         return member
-
-    def limit(self, depth: Array) -> Array:
-        """Returns the largest disagreement that is believed at each depth (B,), in strides."""
-        return gate_at(depth, self.depths, self.gate)
-
-    def arrays(self) -> dict[str, Array]:
-        """Returns all but the weights: what was measured, and codes."""
-        return {"codes": self.codes, "depths": self.depths, "gate": self.gate}
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `Images` is made from again, but its weights and codes."""

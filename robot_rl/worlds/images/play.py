@@ -16,13 +16,15 @@ from robot_rl.worlds.dynamics import Dynamics
 from robot_rl.worlds.fit import MIN_WINDOWS
 from robot_rl.worlds.history import Array, History, Window, Windows, window_at
 from robot_rl.worlds.images.fit import moments_at
-from robot_rl.worlds.images.model import Images
+from robot_rl.worlds.images.pictures import Pictures
 from robot_rl.worlds.trust import spearman
 
 DEPTHS = (1, 2, 4, 8)
 """Strides after which pictures are compared."""
 _MOST_WINDOWS = 240
 _FULL = 255.0
+_SAME = _FULL * 1e-5
+"""A smaller error counts as this one: 100 dB."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class PlayedPictures:
     """(N,): rows of the last real picture."""
 
 
-def play_pictures(images: Images, model: Dynamics, history: History, episodes: Array) -> list[PlayedPictures]:
+def play_pictures(
+    images: Pictures, model: Dynamics, history: History, episodes: Array
+) -> list[PlayedPictures]:
     """Plays windows of some episodes and returns what was found at each of `DEPTHS` that they reach.
 
     Raises:
@@ -67,10 +71,10 @@ def play_pictures(images: Images, model: Dynamics, history: History, episodes: A
 
 
 def played_from(
-    images: Images, model: Dynamics, history: History, begun: Array, depths: list[int]
+    images: Pictures, model: Dynamics, history: History, begun: Array, depths: list[int]
 ) -> list[PlayedPictures]:
     """Plays the recorded actions from these rows (B,) of a history; see `PlayedPictures`."""
-    members, count, k = len(images.members), len(begun), images.stride
+    members, count, k = images.num_members, len(begun), images.stride
     rows, own = np.tile(begun, members), np.repeat(np.arange(members), count)
     window, steps = window_at(history, rows, k), np.full(len(rows), k)
     rest, played = images.rest.cpu().numpy(), list[PlayedPictures]()
@@ -94,10 +98,10 @@ def played_from(
     return played
 
 
-def picture_rows(images: Images, history: History, played: list[PlayedPictures]) -> list[dict[str, float]]:
+def picture_rows(images: Pictures, history: History, played: list[PlayedPictures]) -> list[dict[str, float]]:
     """Returns the table of a trust report: errors of pictures against those of copying the last real one.
 
-    `mae` is in levels of 255; `psnr` in dB, from the mean square over all pictures.
+    `mae` is in levels of 255; `psnr` in dB, from the mean square over all pictures. One member has no rank.
     """
     rows = list[dict[str, float]]()
     for found in played:
@@ -110,12 +114,15 @@ def picture_rows(images: Images, history: History, played: list[PlayedPictures])
         for name, parts in errors.items():
             error = np.stack(parts)
             numbers[f"mae{name}"] = float(np.abs(error).mean())
-            numbers[f"psnr{name}"] = float(20 * np.log10(_FULL / np.sqrt((error**2).mean())))
-        rows.append({**numbers, "rank_disagreement": spearman(found.disagreement, found.error)})
+            size = max(float(np.sqrt((error**2).mean())), _SAME)
+            numbers[f"psnr{name}"] = float(20 * np.log10(_FULL / size))
+        if images.num_members > 1:
+            numbers["rank_disagreement"] = spearman(found.disagreement, found.error)
+        rows.append(numbers)
     return rows
 
 
-def film_strip(images: Images, model: Dynamics, history: History, begun: Array) -> tuple[list[int], Array]:
+def film_strip(images: Pictures, model: Dynamics, history: History, begun: Array) -> tuple[list[int], Array]:
     """Returns depths, and one picture: for each row of a history real pictures, below them predicted ones.
 
     Columns are the last real picture and then those of `DEPTHS` that the shortest of the episodes reaches.
@@ -127,7 +134,7 @@ def film_strip(images: Images, model: Dynamics, history: History, begun: Array) 
     drawn = [images.decode(found.codes[: len(begun)]) for found in played]
     first = images.decode(images.codes[begun])
     for i, row in enumerate(begun):
-        for camera in images.config.cameras:
+        for camera in images.cameras:
             real = history.shown(camera, row + images.stride * np.array([0, *depths]))
             predicted = [first[camera][i], *(part[camera][i] for part in drawn)]
             strips.append(np.concatenate([np.concatenate(part, axis=1) for part in (real, predicted)]))
