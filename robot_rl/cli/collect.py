@@ -351,8 +351,8 @@ def _env_and_actor(
     options: CollectConfig,
 ) -> tuple[EnvConfig, Callable[[VectorEnv], AbstractContextManager[Actor]]]:
     """Returns the settings of the env, and a function that makes the actor for a while."""
+    from robot_rl.core.machine import check_device
     from robot_rl.train.collect import env_of_robot, expert_actor, open_policy, policy_actor
-    from robot_rl.train.config import check_device
     from robot_rl.train.search import looking_ahead
 
     def with_cameras(env: EnvConfig) -> EnvConfig:

@@ -333,11 +333,12 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
 def _of_policy(options: EvaluateCommandConfig) -> _Case:
     import torch
 
+    from robot_rl.core.machine import check_device
     from robot_rl.core.seeding import eval_seeds
     from robot_rl.rollout.envs import simulation
     from robot_rl.rollout.evaluate import evaluate_in
     from robot_rl.train.collect import check_fits, env_of_robot, open_policy, sources_of
-    from robot_rl.train.config import EvaluateConfig, check_device
+    from robot_rl.train.config import EvaluateConfig
     from robot_rl.train.search import looking_ahead
 
     check_device(options.device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from robot_rl.cli.command import Outcome, run_command
 from robot_rl.core.errors import ConfigError, DatasetError, nearest, require
 from robot_rl.core.files import at_home, read_json, write_json
+from robot_rl.core.machine import check_device
 from robot_rl.core.room import check_room
 from robot_rl.sim.config import EnvConfig
 from robot_rl.telemetry.intervals import wilson_interval
@@ -42,7 +43,7 @@ Usage: robot-rl worlds fit data=<dataset>[,<dataset>...] out=<folder> [env.<sett
                            [images.cameras=<name>,...]
        robot-rl worlds audit world=<folder> [data=<newer dataset>,...] [--json]
        robot-rl worlds imagine world=<folder> policy=<run or policy> [episodes=100] [video=2] [seed=0]
-                               [settings.<name>=...] [--json]
+                               [settings.<name>=...] [device=cpu] [--json]
        robot-rl worlds report world=<folder> [--json]
 
 fit      learns how the state of an env goes on from recorded episodes: of `robot-rl collect`, or of a run's
@@ -108,6 +109,7 @@ class FitCommand(WorldSettings):
         require(self.curve_error > 0, "curve_error", self.curve_error, "above 0")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
+        check_device(self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +129,14 @@ class ShowCommand:
     """Of `imagine`: those of imagined episodes, as `env.settings` of a run."""
     seed: int = 0
     torch_threads: int = 1
+    device: str = "cpu"
+    """Where the model's networks compute."""
     lease_wait_s: float = 0.0
 
     def __post_init__(self) -> None:
+        check_device(self.device)
+        where = self.settings.get("device")
+        require(where is None, "settings.device", where, f"left out. Say device={where}")
         require(1 <= self.episodes <= 10_000, "episodes", self.episodes, "1 to 10000")
         require(0 <= self.video <= 16, "video", self.video, "0 to 16")
         require(0 <= self.seed < 100_000, "seed", self.seed, "0 to 99999")
@@ -372,7 +379,8 @@ def _imagine(words: list[str]) -> Outcome:
         both = judge_in_both(world, real, policy, **how)
     report = replace(world.report, imagined_success=both.imagined.rate, real_success=both.real.rate)
     success: dict[str, Any] = {"imagined": both.imagined.rate, "real": both.real.rate}
-    how = {"settings": asdict(settings), "seed": options.seed, "episodes": options.episodes}
+    judged_by = {name: value for name, value in asdict(settings).items() if name != "device"}
+    how = {"settings": judged_by, "seed": options.seed, "episodes": options.episodes}
     keep_policy(folder, options.policy, version=report.version, **how, **success)
     films = [] if film is None else _write_films(folder, film, world.meta.control_hz)
     for name, found in (("imagined", both.imagined), ("real", both.real)):
@@ -473,7 +481,7 @@ def _shown(words: list[str]) -> tuple[ShowCommand, Path, World]:
 
     torch.set_num_threads(options.torch_threads)
     folder = Path(at_home(options.world))
-    world = load_world(folder)
+    world = load_world(folder, device=options.device)
     enter(folder)
     return options, folder, world
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from robot_rl.config import plain
 from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.machine import check_device
 from robot_rl.policies.config import ChunkPolicyConfig, PolicyConfig
 from robot_rl.real.station import load_station
 from robot_rl.rollout.hub_config import HubConfig
@@ -44,24 +45,6 @@ _WITH_REPLAY = (
     "a method with a replay for sources: residual, latent, chunked, direct, sequence or qarl; dagger, ppo or "
     "plain_ppo"
 )
-
-
-def check_device(device: str) -> None:
-    """Refuses a device that torch does not know or this machine does not have."""
-    if device == "cpu":
-        return
-    import torch  # seconds: only where there is something to ask it
-
-    allowed = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    try:
-        kind = torch.device(device)
-        found = kind.type if kind.type == "cpu" else f"{kind.type}:{kind.index or 0}"
-    except RuntimeError:
-        found = None
-    if found not in allowed:
-        raise ConfigError(
-            f"device: got {device!r}, allowed on this machine: {', '.join(allowed)}. Use device=cpu."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ from robot_rl.config.compose import CONFIG_REMEDY, read
 from robot_rl.config.used import renewed
 from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.core.files import make_folder, read_checked_text, replace_file
-from robot_rl.core.machine import usable_cores
-from robot_rl.train.config import RunConfig, check_device
+from robot_rl.core.machine import check_device, usable_cores
+from robot_rl.train.config import RunConfig
 
 _IDENTITY = "identity"
 """File with the run's random name, and the number of the folder that it was made in."""

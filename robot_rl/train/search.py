@@ -148,7 +148,7 @@ def looking_ahead(
     """Yields a policy that looks ahead, under a lease of its world model; without one, the policy itself.
 
     Args:
-        policy: draws the candidates.
+        policy: draws the candidates; the model computes where it does.
         config: how to search; `world` may be None.
         real: where the policy acts, and which the model must imitate; all its rows may plan at once.
         n_exec: control steps that are executed of each chunk.
@@ -162,7 +162,8 @@ def looking_ahead(
         return
     check_fits(config.world, episodes_meta(real), at="search.world")
     # one member goes on, most must agree
-    settings = {"strides": config.strides, "member": 0}
+    device = next((str(weight.device) for weight in policy.parameters()), "cpu")
+    settings = {"strides": config.strides, "member": 0, "device": device}
     env = EnvConfig(kind="world", id=config.world, task=real.task, settings=settings)
     with opened(simulation(env, real.num_envs * config.candidates), **held) as world:
         check_pictures(policy, world, real)

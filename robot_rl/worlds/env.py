@@ -30,6 +30,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.config.build import build
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.machine import check_device
 from robot_rl.core.seeding import EpisodeRng, Stream
 from robot_rl.hal.vector import Obs, VectorEnv, finite_actions, next_episodes, row_mask, set_spaces
 from robot_rl.worlds.bill import Meter
@@ -73,8 +74,11 @@ class ImaginedConfig:
     reward is shaped; 0: success alone is rewarded."""
     gamma_step: float = 0.98
     """Discount of a control step behind `smooth`: that of the algorithm, or returns change."""
+    device: str = "cpu"
+    """Where the networks of a model that is read from its folder compute: cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
+        check_device(self.device, at="env.settings.device")
         require(self.strides >= 0, "env.settings.strides", self.strides, "0 or more")
         require(self.gate in (False, True, *get_args(Measure)), "env.settings.gate", self.gate, _GATES)
         require(0 < self.vote <= 1, "env.settings.vote", self.vote, "above 0, up to 1")
@@ -131,8 +135,9 @@ class WorldEnv(VectorEnv):
             CheckpointError: no world model is there.
             ConfigError: a setting that does not exist, or a gate that was not calibrated, or that is blind.
         """
-        self.world = load_world(world) if isinstance(world, str | Path) else world
         self.config = settings if isinstance(settings, ImaginedConfig) else ImaginedConfig.of(settings or {})
+        is_folder = isinstance(world, str | Path)
+        self.world = load_world(world, device=self.config.device) if is_folder else world
         model, meta = self.world.model, self.world.meta
         members = model.config.members
         fixed = self.config.member

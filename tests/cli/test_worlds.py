@@ -165,6 +165,12 @@ def test_a_model_of_pictures_from_recorded_episodes_to_a_policy_that_sees(
         ),
         (("imagine", "world=nowhere", "policy=x", "episodes=0"), "episodes: got 0"),
         (("fit", "data=nowhere", "out=x", "images.members=1"), "images.members: got 1"),
+        (("fit", "data=nowhere", "out=x", "device=gpu"), "device: got 'gpu', allowed on this machine: cpu"),
+        (("audit", "world=nowhere", "device=gpu"), "device: got 'gpu', allowed on this machine: cpu"),
+        (
+            ("imagine", "world=nowhere", "policy=x", "settings.device=cpu"),
+            "settings.device: got 'cpu', allowed: left out. Say device=cpu",
+        ),
     ],
 )
 def test_mistakes_are_one_line(

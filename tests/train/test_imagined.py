@@ -107,6 +107,26 @@ def test_the_policy_learns_in_the_model_and_real_steps_are_billed_apart(tmp_path
     assert summary.final_success > 0
 
 
+@pytest.mark.parametrize("device", ["cpu:0", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_model_learns_and_imagines_where_the_policy_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    devices = set[str]()
+
+    def spied(function: Callable[..., Any]) -> Callable[..., Any]:
+        def spy(*args: Any, device: str, **more: Any) -> Any:
+            devices.add(f"{function.__name__} {device}")
+            return function(*args, device=device, **more)
+
+        return spy
+
+    monkeypatch.setattr("robot_rl.worlds.env.load_world", spied(load_world))
+    monkeypatch.setattr(imagined, "ModelFit", spied(imagined.ModelFit))
+    summary = phases.run(replace(run_of(tmp_path), device=device))
+    assert summary.control_steps["world"] > 0
+    assert devices == {f"load_world {device}", f"ModelFit {device}"}
+
+
 def test_probes_without_a_failure_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = imagined.CoEvolution.fitted
 

@@ -41,6 +41,29 @@ def test_a_world_model_is_a_device(world: World, tmp_path: Path) -> None:
     check_device(lambda: EnvDevice(spec, lambda _: WorldEnv(world, 3, settings={"strides": 4})))
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_imagined_episodes_keep_the_rules_and_are_the_same(world: World, tmp_path: Path) -> None:
+    world.save(tmp_path / "point")
+    envs = [WorldEnv(str(tmp_path / "point"), 8, settings={"device": name}) for name in ("cpu", "cuda")]
+    assert [env.world.model.centre.device.type for env in envs] == ["cpu", "cuda"]
+    actions = np.random.default_rng(0).uniform(-1, 1, (3, 8, 4, 2)).astype(np.float32)
+    for env in envs:
+        env.reset(seed=0)
+    for chunk in actions:
+        here, there = (env.step_chunk(chunk, 4).obs["state"] for env in envs)
+        np.testing.assert_allclose(there, here, atol=1e-4)
+    check_vector_env(lambda n: WorldEnv(envs[1].world, n, settings={"strides": 4}))
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    message = (
+        f"env.settings.device: got '{device}', allowed on this machine: cpu.*Use env.settings.device=cpu"
+    )
+    with pytest.raises(ConfigError, match=message):
+        ImaginedConfig.of({"device": device})
+
+
 def test_a_cut_is_no_end_of_the_task(world: World) -> None:
     world.calibration = replace(world.calibration, gate=world.calibration.gate * 0.0)
     env = WorldEnv(world, 8)

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from robot_rl.config import plain
 from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.machine import check_device
 from robot_rl.core.registry import table
 from robot_rl.data.reading import OnDamage, ReadingConfig
-from robot_rl.train.config import CheckpointConfig, RunConfig, check_device
+from robot_rl.train.config import CheckpointConfig, RunConfig
 from robot_rl.train.finetune.settings import FinetuneSettings, LoraConfig
 
 EVAL_BATCH = 64

@@ -270,6 +270,7 @@ class CoEvolution:
             seed=train_seed(self.session.config.seed, f"fit {self.version}"),
             before=self.world,
             codes=self.codes,
+            device=self.session.config.device,
         )
 
     def say(self, line: str) -> None:
@@ -290,7 +291,7 @@ class CoEvolution:
         for name in ("stage", "version", "rollouts", "probes", "flawless", "best", "seed"):
             setattr(self, name, state[name])
         self.codes = state.get("codes")  # checkpoints of earlier versions have none
-        self.world = load_world(self.folder) if self.version else None
+        self.world = load_world(self.folder, device=self.session.config.device) if self.version else None
         if state["fitter"] is not None:
             self.fit = self._new_fit()
             self.fit.load_state_dict(state["fitter"])
@@ -417,6 +418,7 @@ class ImaginedSource(Here):
                 "gate": settings.gate,
                 "smooth": settings.smooth,
                 "gamma_step": settings.algorithm.gamma_step,
+                "device": config.device,
             },
         )
         holder, wait_s = f"train {config.recipe}: imagination", config.lease_wait_s

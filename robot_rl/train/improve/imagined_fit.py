@@ -37,6 +37,7 @@ class ModelFit:
         seed: int,
         before: World | None,
         codes: Array | None,
+        device: str,
     ) -> None:
         """Begins with the weights of the model before, if there is one.
 
@@ -48,9 +49,10 @@ class ModelFit:
             seed: of the batches.
             before: the model of fewer episodes.
             codes: (N, C, h, w), of the pictures of the history, by the codec of the model before.
+            device: where the networks learn.
         """
         fit, images = settings.world.fit, settings.world.images
-        model = new_model(settings.world.model, history, marks=real.marks, seed=version)
+        model = new_model(settings.world.model, history, marks=real.marks, seed=version).to(device)
         if before is not None:
             model.load_state_dict(before.model.state_dict())
             share = settings.refit_updates / fit.updates
@@ -59,7 +61,7 @@ class ModelFit:
         self._state = Fitter(model, history, fit, seed=seed)
         self._pictures: ImageFitter | None = None
         if images.cameras:
-            begun = new_images(images, history, stride=model.config.stride, seed=version)
+            begun = new_images(images, history, stride=model.config.stride, seed=version).to(device)
             if before is not None and before.images is not None and codes is not None:
                 begun.load_state_dict(before.images.state_dict())
                 begun.codes = codes
