@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.core.errors import CheckpointError, ConfigError, ModelError
+from robot_rl.core.errors import CheckpointError, ConfigError, ModelError, StorageError
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.envs import foreign
 from robot_rl.envs.foreign import EnvError
@@ -53,6 +53,7 @@ class Channel:
         Raises:
             ConfigError: no such Python or model, or one of another state or action.
             CheckpointError: it is of another version than that which was measured.
+            StorageError: its arrays are larger than the shared memory that is free.
         """
         self.at = f"served.id {served.id}"
         python = program(served.python, at="served.python")
@@ -80,7 +81,7 @@ class Channel:
             self.members, self.stride = int(spec["members"]), int(spec["stride"])
             self.pictures = _pictures_of(spec, self.at)
             layout = self._layout(served.rows, len(meta.state_names), len(meta.action_names))
-            os.truncate(memory, foreign.size_of(layout))
+            os.truncate(memory, _fitting(foreign.size_of(layout), memory, served.rows, self.at))
             buffer = mmap.mmap(memory, 0)
             self._arrays = foreign.placed(layout, buffer)
             asks[1] = json.dumps(
@@ -121,6 +122,7 @@ class Channel:
         Args: asked: (B, ...) each; more rows than `served.rows` are asked for one part after the other.
 
         Raises:
+            ConfigError: what is asked is of another shape or dtype than the model's.
             ModelError: the process ended, is late, or says what is no answer, or what is not finite.
         """
         count = len(next(iter(asked.values())))
@@ -142,13 +144,22 @@ class Channel:
             raise ModelError(f"{self.at}: its process has ended. Load the world model again.")
         count = len(next(iter(asked.values())))
         for name, value in asked.items():
-            self._arrays[name][:count] = value
-        self._worker.send(f"{method} {count}".encode())
+            into = self._arrays[name][:count]
+            if value.shape != into.shape or not np.can_cast(value.dtype, into.dtype, "same_kind"):
+                raise ConfigError(
+                    f"{self.at}: {method}: {name} is given as {value.dtype} of shape {value.shape}, allowed: "
+                    f"{into.dtype} of shape {into.shape}."
+                )
+            into[:] = value
         try:
+            self._worker.send(f"{method} {count}".encode())
             is_done = self._worker.answers()
         except EnvError as error:
             self.close()
             raise _ours(self.at, error) from error
+        except BaseException:  # Ctrl-C: its answer must not be that of the next question
+            self.close()
+            raise
         if not is_done:
             end = self._worker.end()
             self.close()
@@ -181,12 +192,14 @@ def _pictures_of(spec: dict[str, Any], at: str) -> PicturesSpec:
     """Returns which pictures the model says that it shows."""
     if not spec["cameras"]:
         return PicturesSpec(cameras=())
+    if len(set(spec["cameras"])) < len(spec["cameras"]):
+        raise ConfigError(f"{at}: its cameras are {spec['cameras']}, allowed: names that differ.")
     for name, count in (("image_size", 2), ("code_shape", 3)):
-        if len(spec[name]) != count or min(spec[name]) < 1:
+        if len(spec[name]) != count or not all(type(part) is int and part >= 1 for part in spec[name]):
             what = ("height and width", "channels, height and width")[count - 2]
-            raise ConfigError(f"{at}: its {name} is {spec[name]}, allowed: {what}, 1 or more each.")
-    if spec["code_members"] < 1:
-        raise ConfigError(f"{at}: its code_members are {spec['code_members']}, allowed: 1 or more.")
+            raise ConfigError(f"{at}: its {name} is {spec[name]}, allowed: {what}, whole numbers from 1 up.")
+    if type(spec["code_members"]) is not int or spec["code_members"] < 1:
+        raise ConfigError(f"{at}: its code_members are {spec['code_members']!r}, allowed: 1 or more.")
     height, width = spec["image_size"]
     channels, rows, columns = spec["code_shape"]
     return PicturesSpec(
@@ -195,6 +208,19 @@ def _pictures_of(spec: dict[str, Any], at: str) -> PicturesSpec:
         code_shape=(channels, rows, columns),
         members=spec["code_members"],
     )
+
+
+def _fitting(size: int, memory: int, rows: int, at: str) -> int:
+    """Returns a size in bytes that the memory has room for: more would end either process when it is used."""
+    there = os.fstatvfs(memory)
+    free = there.f_bavail * there.f_frsize
+    if size > free:
+        raise StorageError(
+            f"{at}: the arrays of served.rows={rows} take {size / 2**20:.0f} MB of shared memory, allowed: "
+            f"the {free / 2**20:.0f} MB that are free. Give a smaller served.rows, or more shared memory "
+            "(docker run --shm-size)."
+        )
+    return size
 
 
 def _offset(array: Array, buffer: mmap.mmap) -> int:

@@ -171,7 +171,7 @@ def _images(
     if sizes is None:
         return None
     if isinstance(model, Served):
-        images = ServedImages(model.channel, sizes["cameras"])
+        images = ServedImages(model.channel, model.channel.pictures.cameras)
         if (shown := plain(images.to_json())) != sizes:
             raise CheckpointError(
                 f"{model.channel.at}: the model says {shown}, but {sizes} was measured. Serve that again, or "

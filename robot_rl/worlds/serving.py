@@ -125,7 +125,11 @@ def _made(name: str, settings: dict[str, Any]) -> Any:
 
 
 def _described(name: str, model: Any) -> dict[str, Any]:
-    cameras = [str(part) for part in getattr(model, "cameras", ())]
+    cameras = getattr(model, "cameras", ())
+    if not isinstance(cameras, (tuple, list)):
+        raise ServingError(
+            "config", f"{name}: its cameras are {cameras!r}, allowed: a tuple or list of names."
+        )
     needed = (*DESCRIBES, "predict", *(DESCRIBES_PICTURES if cameras else ()))
     missing = [part for part in needed if not hasattr(model, part)]
     if missing:
@@ -137,12 +141,12 @@ def _described(name: str, model: Any) -> dict[str, Any]:
         "state_names": [str(part) for part in model.state_names],
         "action_names": [str(part) for part in model.action_names],
         "version": str(model.version),
-        "cameras": cameras,
+        "cameras": [str(part) for part in cameras],
     }
     if cameras:
-        described["image_size"] = [int(part) for part in model.image_size]
-        described["code_shape"] = [int(part) for part in model.code_shape]
-        described["code_members"] = int(model.code_members)
+        described["image_size"] = np.atleast_1d(model.image_size).tolist()
+        described["code_shape"] = np.atleast_1d(model.code_shape).tolist()
+        described["code_members"] = np.asarray(model.code_members).tolist()
     return described
 
 

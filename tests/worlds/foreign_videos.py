@@ -110,6 +110,13 @@ def halfway():
     return model
 
 
+def misnamed():
+    """Returns a model that names a camera, but no list of them."""
+    model = Video()
+    vars(model)["cameras"] = "top"
+    return model
+
+
 class Still(Video):
     """A robot that nothing moves, of any state; its codes are coarse pictures of one camera."""
 

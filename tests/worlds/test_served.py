@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import robot_rl
-from robot_rl.core.errors import CheckpointError, ConfigError, ModelError, RobotRLError
+from robot_rl.core.errors import CheckpointError, ConfigError, ModelError, RobotRLError, StorageError
 from robot_rl.hal.conformance import check_vector_env
 from robot_rl.sim.config import EnvConfig
 from robot_rl.worlds.build import RealEnv, adopted
@@ -134,6 +134,28 @@ def test_a_process_that_fails_is_one_clear_error(fault: str, words: str) -> None
         with pytest.raises(ModelError, match="its process has ended"):
             model.predict(*asked(2))
     model.close()
+
+
+def test_an_interrupted_question_has_no_later_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between a question and its answer, which the next question would have taken for its own."""
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with closing(served()) as model:
+        with monkeypatch.context() as patch:
+            patch.setattr("robot_rl.worlds.channel.Worker.answers", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                model.predict(*asked(2))
+        with pytest.raises(ModelError, match="its process has ended"):
+            model.predict(*asked(3))
+
+
+def test_arrays_that_the_shared_memory_has_no_room_for_are_refused() -> None:
+    with pytest.raises(
+        StorageError, match=r"served\.rows=1000000000000 take \d+ MB .* Give a smaller served"
+    ):
+        served(rows=10**12)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Pictures of models of others: a process of its own draws the frames of imagined episodes."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import robot_rl
-from robot_rl.core.errors import CheckpointError, DatasetError, ModelError, RobotRLError
+from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, ModelError, RobotRLError
 from robot_rl.core.policy import ChunkSample, Encoded
 from robot_rl.hal.conformance import check_vector_env
 from robot_rl.rollout.evaluate import evaluate_in
@@ -307,6 +308,9 @@ def test_a_world_on_the_disk_shows_the_same_pictures(world: World, tmp_path: Pat
     module.write_text(module.read_text().replace("PIXELS, SPEED = 32", "PIXELS, SPEED = 64"))
     with pytest.raises(CheckpointError, match=r"says .*\[64, 64\].*, but .*\[32, 32\].* was measured"):
         load_world(tmp_path / "video")
+    module.write_text(module.read_text().replace("= tuple(cameras), ", "= (), "))
+    with pytest.raises(CheckpointError, match=r"says .*'cameras': \[\].*, but .*\['top'\].* was measured"):
+        load_world(tmp_path / "video")
 
 
 @pytest.mark.parametrize(
@@ -331,6 +335,25 @@ def test_what_is_no_picture_is_refused_where_it_arrives(fault: str, words: str) 
         shown_next(ServedImages(model.channel, ["top"]), np.zeros((2, 2), np.float32))
 
 
+@pytest.mark.parametrize(
+    "pictures",
+    [
+        np.zeros((2, PIXELS, PIXELS, 1), np.uint8),
+        np.zeros((2, PIXELS // 2, PIXELS, 3), np.uint8),
+        np.zeros((2, PIXELS, PIXELS, 3), np.float32),
+    ],
+)
+def test_pictures_of_another_shape_or_dtype_are_not_coded(pictures: Array) -> None:
+    given = re.escape(
+        f"encode: top.rgb is given as {pictures.dtype} of shape {pictures.shape}, allowed: uint8"
+    )
+    with (
+        closing(Served(config_of(), HIDDEN)) as model,
+        pytest.raises(ConfigError, match=given),
+    ):
+        ServedImages(model.channel, ["top"]).encode({"top": pictures})
+
+
 def shown_next(images: ServedImages, state: Array, moved: float = 0.0) -> Array:
     """Returns what the first member shows after a stride in which points and goals (B, 2) moved along x."""
     code = images.encode({"top": drawn("top", state, state)})
@@ -347,9 +370,21 @@ def shown_next(images: ServedImages, state: Array, moved: float = 0.0) -> Array:
         ("blind", {}, r"images.cameras: got top, .* has no cameras\. Leave images\.cameras out"),
         ("Video", {"cameras": ["top", "side"]}, r"got top, .* has top, side\. Give images\.cameras=top,side"),
         ("halfway", {}, r"returns a Video with cameras, without code_members\."),
-        ("Video", {"image_size": [32]}, r"its image_size is \[32\], allowed: height and width"),
+        ("misnamed", {}, r"its cameras are 'top', allowed: a tuple or list of names"),
+        (
+            "Video",
+            {"cameras": ["top", "top"]},
+            r"its cameras are \['top', 'top'\], allowed: names that differ",
+        ),
+        ("Video", {"image_size": 32}, r"its image_size is \[32\], allowed: height and width"),
+        (
+            "Video",
+            {"image_size": [32, 32.5]},
+            r"its image_size is \[32\.0, 32\.5\], allowed: .* whole numbers",
+        ),
         ("Video", {"code_shape": [3, 0, 4]}, r"its code_shape is \[3, 0, 4\], allowed: channels, height"),
         ("Video", {"code_members": 0}, r"its code_members are 0, allowed: 1 or more"),
+        ("Video", {"code_members": 1.5}, r"its code_members are 1\.5, allowed: 1 or more"),
     ],
 )
 def test_a_model_without_these_pictures_is_refused(name: str, settings: dict[str, Any], words: str) -> None:
