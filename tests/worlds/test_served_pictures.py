@@ -24,8 +24,8 @@ from robot_rl.worlds.build import RealEnv, adopted
 from robot_rl.worlds.channel import Channel
 from robot_rl.worlds.config import ImagesConfig, ServedConfig, TrustConfig, WorldSettings
 from robot_rl.worlds.env import WorldEnv, begun_as
-from robot_rl.worlds.history import AUDIT, Array, History
-from robot_rl.worlds.images.pictures import Moments
+from robot_rl.worlds.history import AUDIT, TRAIN, Array, History
+from robot_rl.worlds.images.pictures import Moments, units_of
 from robot_rl.worlds.images.served import ServedImages
 from robot_rl.worlds.outcome import ClassifierOutcome
 from robot_rl.worlds.saved import World, load_world
@@ -249,6 +249,39 @@ def test_members_that_disagree_about_pictures_cut_an_episode(
     # from where it was. In whole pixels they differ in the second, and in the last.
     monkeypatch.setattr(images, "gate", 1e-4 * limit)
     assert cut() == [False, True, False, True]
+
+
+def test_units_of_channels_by_hand() -> None:
+    # The second never varied: the root of (0.5 ** 2 + 2 ** 2) / 2 = 2.125.
+    assert units_of(np.array([0.5, 0.0, 2.0])).tolist() == pytest.approx([0.5, 2.125**0.5, 2.0])
+    assert units_of(np.array([0.0, 1e-6])).tolist() == [1.0, 1.0]
+
+
+def test_members_that_differ_in_what_nothing_moves_do_not_drown_the_rest(world: World, seen: History) -> None:
+    found, plain = made(seen, fault="grain").images, world.images
+    assert found is not None
+    assert plain is not None
+    # A quarter of a level from member to member, in one channel of three, in the unit of the red one.
+    grain = 0.25 / float(cast("Any", plain).spread[0] * plain.rest[0]) / 3**0.5
+    assert found.gate == pytest.approx(np.hypot(plain.gate, grain), rel=0.01)
+
+
+def test_a_channel_that_is_seldom_lit_is_kept(seen: History) -> None:
+    """The scales come from some of the recorded moments, in which it may be dark."""
+    shown = seen.pictures["top"].copy()
+    rows = np.flatnonzero(np.isin(seen.episode, seen.split(TRAIN)))
+    lit = rows[1 :: 2 * (len(rows) // 512)]
+    shown[lit, :, :, 2] = 255
+    seldom = replace(seen, pictures={"top": shown})
+    with closing(Served(config_of(), HIDDEN)) as model:
+        images = ServedImages(model.channel, ["top"])
+        images.read(seldom)
+        assert np.array_equal(images.decode(images.codes[lit])["top"], shown[lit])
+    with (
+        closing(Served(config_of(fault="glares"), HIDDEN)) as model,
+        pytest.raises(ModelError, match=r"encode: some codes are over 65504 deviations .* Clip them"),
+    ):
+        ServedImages(model.channel, ["top"]).read(seldom)
 
 
 def test_imagined_pictures_of_others_keep_the_rules_of_envs(world: World) -> None:

@@ -102,8 +102,8 @@ class Pictures(nn.Module, ABC):
         """Measures the changes of `codes` in a stride, from these rows (n,) of the history on."""
         some = rows[:: max(1, len(rows) // _MOST_CHANGES)]
         change = self.codes[some + self.stride].astype(np.float32) - self.codes[some].astype(np.float32)
-        rest = np.sqrt((change**2).mean(axis=(0, 2, 3)))
-        self.rest.copy_(torch.from_numpy(np.maximum(rest, STD_FLOOR))[:, None, None])
+        rest = units_of(np.sqrt((change**2).mean(axis=(0, 2, 3))))
+        self.rest.copy_(torch.from_numpy(rest)[:, None, None])
 
     def limit(self, depth: Array) -> Array:
         """Returns the largest disagreement that is believed at each depth (B,), in strides."""
@@ -112,6 +112,17 @@ class Pictures(nn.Module, ABC):
     def arrays(self) -> dict[str, Array]:
         """Returns all but the weights: what was measured, and codes."""
         return {"codes": self.codes, "depths": self.depths, "gate": self.gate}
+
+
+def units_of(deviations: Array) -> Array:
+    """Returns the units in which channels are compared, from their deviations (C,).
+
+    A channel that never varied has that of those that do, or 1: in a unit of its own, near 0, the least grain
+    in it would be more than all that happens in the others.
+    """
+    varies = deviations >= STD_FLOOR
+    common = np.sqrt((deviations[varies] ** 2).mean()) if varies.any() else 1.0
+    return np.where(varies, deviations, common).astype(np.float32)
 
 
 def disagreement(changes: Array) -> Array:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.errors import ConfigError, DatasetError, ModelError
 from robot_rl.worlds.channel import Channel
 from robot_rl.worlds.history import TRAIN, Array, History, Windows
-from robot_rl.worlds.images.pictures import STD_FLOOR, Moments, Pictures, disagreement
+from robot_rl.worlds.images.pictures import Moments, Pictures, disagreement, units_of
 from robot_rl.worlds.serving import PICTURE
 
 _MEAN_OF = 512
@@ -68,7 +68,7 @@ class ServedImages(Pictures):
 
         Raises:
             DatasetError: pictures of another size than the model's.
-            ModelError: the process fails.
+            ModelError: the process fails, or a code is too far from the others to be kept.
         """
         for camera in self.cameras:
             size = history.pictures[camera].shape[1:3]
@@ -80,10 +80,18 @@ class ServedImages(Pictures):
                 )
         rows = np.flatnonzero(np.isin(history.episode, history.split(TRAIN)))
         some = rows[:: max(1, len(rows) // _MEAN_OF)]
-        codes = torch.from_numpy(self.encode({name: history.shown(name, some) for name in self.cameras}))
-        self.centre.copy_(codes.mean(dim=(0, 2, 3))[:, None, None])
-        self.spread.copy_(codes.std(dim=(0, 2, 3)).clamp(min=STD_FLOOR)[:, None, None])
-        self.codes = self.kept_codes(history.pictures)
+        codes = self.encode({name: history.shown(name, some) for name in self.cameras})
+        over: dict[str, Any] = {"axis": (0, 2, 3), "dtype": np.float64}
+        centre, spread = codes.mean(**over), units_of(codes.std(**over))
+        for buffer, value in ((self.centre, centre), (self.spread, spread)):
+            buffer.copy_(torch.from_numpy(value)[:, None, None])
+        with np.errstate(over="ignore"):
+            self.codes = self.kept_codes(history.pictures)
+        if not np.isfinite(self.codes).all():
+            raise ModelError(
+                f"{self.channel.at}: encode: some codes are over {np.finfo(np.float16).max:.0f} "
+                "deviations from their channel's mean, allowed: less. Clip them, or take their logarithm."
+            )
         self.fit_rest(Windows(history, history.split(TRAIN), stride=self.stride).rows)
 
     def encode(self, pictures: Mapping[str, Array]) -> Array:
