@@ -52,9 +52,9 @@ class ServedConfig:
     settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Arguments of the function."""
     timeout_s: float = 60.0
-    """Longest time of a prediction."""
+    """Longest time of a call."""
     rows: int = 256
-    """Most rows of a prediction; more are asked for one part after the other."""
+    """Most rows of a call; more are asked for one part after the other."""
 
     def __post_init__(self) -> None:
         is_name = self.id is None or all(self.id.partition(":"))
