@@ -183,14 +183,7 @@ class WorldEnv(VectorEnv):
         self._is_fresh = np.ones(num_envs, bool)
         """Which rows of `_shown` are what the model says now."""
         self._seen = True
-        report = self.world.report
-        self._meter = Meter(
-            self.world.folder,
-            version=report.version,
-            episodes=report.episodes,
-            real_steps=report.real_steps,
-            by=by,
-        )
+        self._meter = Meter(self.world.folder, **self.world.report.behind, by=by)
         self.uncertainty = np.zeros(num_envs)
         """(B,): disagreement, or distance of samples, at the last stride."""
 

@@ -72,9 +72,7 @@ class World:
         folder.mkdir(parents=True, exist_ok=True)
         with changing(folder):
             self._replace(folder)
-            report = self.report
-            facts = {"version": report.version, "episodes": report.episodes, "real_steps": report.real_steps}
-            keep_version(folder, **facts)
+            keep_version(folder, **self.report.behind)
         self.folder = folder
 
     def _replace(self, folder: Path) -> None:

@@ -55,6 +55,11 @@ class TrustReport:
         return not self.reasons
 
     @property
+    def behind(self) -> dict[str, int]:
+        """What is behind this version, by the names that a `VersionBill` has for it."""
+        return {"version": self.version, "episodes": self.episodes, "real_steps": self.real_steps}
+
+    @property
     def bias(self) -> float | None:
         """Imagined minus real success of the newest policy that was judged in both worlds."""
         if self.imagined_success is None or self.real_success is None:
