@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.worlds.calibration import LEVELS, Calibration, Played
 from robot_rl.worlds.config import TrustConfig
 from robot_rl.worlds.history import Array
@@ -119,9 +120,11 @@ def reasons_against(report: TrustReport, limits: TrustConfig) -> tuple[str, ...]
                 f"{row['rank_disagreement']:.2f}, need {limits.min_rank:g}"
             )
     if report.false_success is not None and report.false_success > limits.max_false_success:
+        failures = report.replayed[0]
+        low, high = wilson_interval(report.false_success * failures, failures)
         found.append(
-            f"{report.false_success:.0%} of {report.replayed[0]} replayed real failures succeed in it, "
-            f"allowed {limits.max_false_success:.0%}"
+            f"{report.false_success:.0%} of {failures} replayed real failures succeed in it (95 % interval "
+            f"{low:.0%} to {high:.0%}), allowed {limits.max_false_success:.0%}"
         )
     if report.bias is not None and report.bias > limits.max_bias:
         found.append(

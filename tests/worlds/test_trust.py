@@ -97,7 +97,10 @@ def good() -> TrustReport:
         ({"depths": []}, "no depth was measured"),
         ({"depths": [{**good().depths[0], "coverage_90%": 0.6}]}, "90% intervals hold 60% of the errors"),
         ({"depths": [{**good().depths[0], "rank_disagreement": 0.1}]}, "does not rank errors"),
-        ({"false_success": 0.3, "replayed": (20, 5)}, "30% of 20 replayed real failures"),
+        (
+            {"false_success": 0.3, "replayed": (20, 5)},
+            "30% of 20 replayed real failures succeed in it (95 % interval 15% to 52%)",
+        ),
         ({"imagined_success": 0.9, "real_success": 0.5}, "90% success where 50% is real"),
         ({"imagined_success": 0.2, "real_success": 0.5}, None),
         ({"shift": 4.0}, "disagree 4.0 times as much"),
