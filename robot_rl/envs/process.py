@@ -30,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.errors import ConfigError, StorageError, require
 from robot_rl.core.machine import usable_cores
 from robot_rl.envs import foreign
 from robot_rl.envs.foreign import ADVISE, RESET, STEP, EnvError
@@ -80,6 +80,7 @@ class ProcessVectorEnv(GymVectorEnv):
 
         Raises:
             ConfigError: no such Python, Gymnasium is missing there, or as `GymVectorEnv` does.
+            StorageError: their arrays are larger than the shared memory that is free.
         """
         require(num_envs >= 1, f"{env_id}: num_envs", num_envs, "1 or more")
         path = program(python)
@@ -120,7 +121,7 @@ class Workers:
         self._rows = [range(*pair) for pair in itertools.pairwise(ends)]
         self._memory = unnamed_file(SHARED)
         self._all: list[Worker] = []
-        self.close = weakref.finalize(self, _close, self._all, self._memory)
+        self.close = weakref.finalize(self, close_all, self._all, self._memory)
         """Ends the processes; so does losing this object."""
         try:
             for rows in self._rows:
@@ -128,8 +129,8 @@ class Workers:
                 self._all.append(Worker(python, self._memory, asks, timeout_s, env_id))
             self.spec: dict[str, Any] = [worker.spec() for worker in self._all][-1]
             arrays = foreign.layout(self.spec, num)
-            os.truncate(self._memory, foreign.size_of(arrays))
-            self.arrays = foreign.placed(arrays, mmap.mmap(self._memory, 0))
+            size, setting = foreign.size_of(arrays), f"num_envs={num}"
+            self.arrays = foreign.placed(arrays, shared(self._memory, size, at=env_id, setting=setting))
             for worker in self._all:
                 worker.share()
         except BaseException:
@@ -298,7 +299,8 @@ class Worker:
         os.close(self._log)
 
 
-def _close(workers: Sequence[Worker], memory: int) -> None:
+def close_all(workers: Sequence[Worker], memory: int) -> None:
+    """Ends processes, and closes the memory that they share."""
     for worker in workers:
         worker.close()
     os.close(memory)
@@ -309,3 +311,27 @@ def unnamed_file(folder: str | None = None) -> int:
     file, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)
     return file
+
+
+def shared(memory: int, size: int, *, at: str, setting: str) -> mmap.mmap:
+    """Returns `size` bytes of an unnamed file, which holds nothing yet, for arrays that processes share.
+
+    Args:
+        memory: descriptor of the file.
+        size: in bytes.
+        at: begins the message.
+        setting: that which determines the size, as `name=value`.
+
+    Raises:
+        StorageError: it is larger than what is free: more would end a process when it is used.
+    """
+    there = os.fstatvfs(memory)
+    free = there.f_bavail * there.f_frsize
+    if size > free:
+        raise StorageError(
+            f"{at}: the arrays of {setting} take {size / 2**20:.0f} MB of shared memory, allowed: the "
+            f"{free / 2**20:.0f} MB that are free. Give a smaller {setting.partition('=')[0]}, or more "
+            "shared memory (docker run --shm-size)."
+        )
+    os.truncate(memory, size)
+    return mmap.mmap(memory, 0)

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.core.errors import CheckpointError, ConfigError, ModelError, StorageError
+from robot_rl.core.errors import CheckpointError, ConfigError, ModelError
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.envs import foreign
 from robot_rl.envs.foreign import EnvError
-from robot_rl.envs.process import SHARED, Worker, program, unnamed_file
+from robot_rl.envs.process import SHARED, Worker, close_all, program, shared, unnamed_file
 from robot_rl.worlds import serving
 from robot_rl.worlds.config import ServedConfig
 from robot_rl.worlds.history import Array
@@ -68,7 +68,7 @@ class Channel:
         settings = {"serves": serving.__file__, "setting": "served.timeout_s"}
         asks: list[str] = [json.dumps(hello), ""]  # the second is known once it says its sizes
         worker = Worker(python, memory, asks, served.timeout_s, self.at, **settings)
-        self.close = weakref.finalize(self, _close, worker, memory)
+        self.close = weakref.finalize(self, close_all, [worker], memory)
         """Ends the process."""
         try:
             spec = _spec_of(worker, self.at, meta)
@@ -81,8 +81,8 @@ class Channel:
             self.members, self.stride = int(spec["members"]), int(spec["stride"])
             self.pictures = _pictures_of(spec, self.at)
             layout = self._layout(served.rows, len(meta.state_names), len(meta.action_names))
-            os.truncate(memory, _fitting(foreign.size_of(layout), memory, served.rows, self.at))
-            buffer = mmap.mmap(memory, 0)
+            setting = f"served.rows={served.rows}"
+            buffer = shared(memory, foreign.size_of(layout), at=self.at, setting=setting)
             self._arrays = foreign.placed(layout, buffer)
             asks[1] = json.dumps(
                 {name: (*layout[name], _offset(array, buffer)) for name, array in self._arrays.items()}
@@ -210,19 +210,6 @@ def _pictures_of(spec: dict[str, Any], at: str) -> PicturesSpec:
     )
 
 
-def _fitting(size: int, memory: int, rows: int, at: str) -> int:
-    """Returns a size in bytes that the memory has room for: more would end either process when it is used."""
-    there = os.fstatvfs(memory)
-    free = there.f_bavail * there.f_frsize
-    if size > free:
-        raise StorageError(
-            f"{at}: the arrays of served.rows={rows} take {size / 2**20:.0f} MB of shared memory, allowed: "
-            f"the {free / 2**20:.0f} MB that are free. Give a smaller served.rows, or more shared memory "
-            "(docker run --shm-size)."
-        )
-    return size
-
-
 def _offset(array: Array, buffer: mmap.mmap) -> int:
     return array.ctypes.data - np.frombuffer(buffer, np.uint8).ctypes.data
 
@@ -230,8 +217,3 @@ def _offset(array: Array, buffer: mmap.mmap) -> int:
 def _ours(at: str, error: EnvError) -> Exception:
     message = error.message if error.message.startswith(at) else f"{at}: {error.message}"
     return (ConfigError if error.kind == "config" else ModelError)(message)
-
-
-def _close(worker: Worker, memory: int) -> None:
-    worker.close()
-    os.close(memory)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.core.errors import ConfigError, RobotRLError
+from robot_rl.core.errors import ConfigError, RobotRLError, StorageError
 from robot_rl.envs.gym import GymVectorEnv, _warn_about_seeds
 from robot_rl.envs.process import ProcessVectorEnv
 from robot_rl.rollout.envs import make_env, make_expert
@@ -105,6 +105,12 @@ def test_rows_that_were_not_asked_to_step_lose_nothing(tmp_path: Path) -> None:
         np.testing.assert_array_equal(obs["state"], before["state"])
         after = env.step_masked(second, np.array([False, True]))[0]
         np.testing.assert_allclose(after["state"][1, 1], 2 * (first + second)[1, 1], rtol=1e-6)
+
+
+def test_arrays_that_the_shared_memory_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robot_rl.envs.foreign.size_of", lambda _: 2**60)
+    with pytest.raises(StorageError, match=r"num_envs=4 take \d+ MB .* Give a smaller num_envs, or more"):
+        pushers()
 
 
 def test_a_worker_that_fails_in_a_reset_is_asked_again(tmp_path: Path) -> None:
