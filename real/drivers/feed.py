@@ -66,13 +66,16 @@ class _Peer:
     def __init__(self, link: Link) -> None:
         self.link = link
         self._waiting: dict[str, Frame] = {}
+        self._sent: dict[str, int] = {}
+        """When each name was last sent, as the number of frames until then."""
 
     def offer(self, frames: Sequence[Frame]) -> None:
-        """Sends what fits, the longest waiting first; a newer frame replaces an older one of its name."""
+        """Sends what fits, first what was sent longest ago; a newer frame replaces one of its name."""
         for frame in frames:
             self._waiting[frame.name] = frame
         with contextlib.suppress(MessageError):
             self.link.receive()  # there are no messages: this only notices a closed link
         while self._waiting and self.link.is_idle() and not self.link.closed:
-            name = next(iter(self._waiting))
+            name = min(self._waiting, key=lambda name: self._sent.get(name, 0))
+            self._sent[name] = max(self._sent.values(), default=0) + 1
             self.link.send(self._waiting.pop(name))

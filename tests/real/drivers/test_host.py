@@ -7,14 +7,16 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from robot_rl.core.errors import DeviceError
+from robot_rl.real.drivers.feed import _Peer
 from robot_rl.real.drivers.host import DRIVER_SOCKET, EXIT_NO_ARM, SENSORS_SOCKET, Host
 from robot_rl.real.link import Link, connect
-from robot_rl.real.messages import Answer, Command, Control, Frame, Plan
+from robot_rl.real.messages import Answer, Command, Control, Frame, Message, Plan
 from robot_rl.testing.arm import FakeArm
 from robot_rl.testing.devices import protective_stop
 from tests.real.drivers.bench import TIMEOUT_S, Bench, wait_for
@@ -222,6 +224,28 @@ class Filming(FakeArm):
         stamp_ns = time.monotonic_ns()
         picture = np.zeros((800, 800, 3), np.uint8)
         return [Frame(name=name, stamp_ns=stamp_ns, array=picture) for name in ("one.rgb", "two.rgb")]
+
+
+def test_cameras_alternate_however_much_goes_out_in_a_turn():
+    """One frame in a turn, then two, then one again: the camera that ends a turn does not begin the next."""
+
+    class Socket:
+        closed, room, sent = False, 0, ""
+
+        def receive(self) -> list[Message]:
+            return []
+
+        def is_idle(self) -> bool:
+            return self.room > 0
+
+        def send(self, frame: Frame) -> None:
+            self.room, self.sent = self.room - 1, self.sent + frame.name[0]
+
+    link = Socket()
+    peer = _Peer(cast("Link", link))
+    for link.room in (1, 2, 1, 2, 1):
+        peer.offer(Filming(two_joint_station()).frames())
+    assert link.sent == "otototo"
 
 
 def test_every_camera_gets_its_turn_and_an_idle_listener_delays_no_state(folder):
